@@ -1,0 +1,111 @@
+package wire
+
+import "context"
+
+// Broker is what a client may ask of a broker. server/broker implements it in process, client.Cluster over the network;
+// gateways stand on it.
+//
+// Produce, Fetch and Ack answer by calling done exactly once, possibly before they return, possibly later from another
+// goroutine; done must not block (it runs in the journal's committer). Slices of a request, and of a response given to
+// done, belong to the caller of the function that they are passed to and are valid only until it returns; who needs
+// them longer copies them. An error given to done is, or wraps, a *CodeError.
+//
+// ctx is the session's: PeerFrom(ctx) says who asks, and its end ends a long poll. It bounds waiting, not durability: a
+// Produce whose ctx ended may still commit, and is then answered CodeUnknown or not at all.
+type Broker interface {
+	// Produce stores one batch (see Batch) in one partition, whole or not at all. When done gets no error the batch is
+	// committed: it survives kills and power loss. CodeUnknown: it may be stored; any other code: it is not and never will be.
+	Produce(ctx context.Context, r *ProduceRequest, done func(*ProduceResponse, error))
+	// Fetch leases the next range of messages to a member, waiting up to r.WaitMs for one.
+	Fetch(ctx context.Context, r *FetchRequest, done func(*FetchResponse, error))
+	// Ack ends leased ranges. An item is ok when its end is committed.
+	Ack(ctx context.Context, r *AckRequest, done func(*AckResponse, error))
+	// Subscribe makes sure that the group exists on the topic. It must come before the first Fetch; it may be repeated.
+	Subscribe(ctx context.Context, r *SubscribeRequest) (*SubscribeResponse, error)
+	Route(ctx context.Context, r *RouteRequest) (*RouteResponse, error)
+}
+
+// Admin is what operators may ask of a broker.
+type Admin interface {
+	// CreateTopic is answered when the topic is committed. CodeTopicExists when it is there with another shape; the same
+	// shape again is ok.
+	CreateTopic(ctx context.Context, r *CreateTopicRequest) (*CreateTopicResponse, error)
+	ListTopics(ctx context.Context, r *ListTopicsRequest) (*ListTopicsResponse, error)
+	GroupLag(ctx context.Context, r *GroupLagRequest) (*GroupLagResponse, error)
+}
+
+// Peer is who is at the other end of a session.
+type Peer struct {
+	ClientID  string // from the hello; leases are held by (ClientID, member)
+	App       string
+	SDK       string
+	Addr      string
+	Namespace uint32
+}
+
+// The hot requests have plain structs, coded by hand to the protobuf form of their ...Header twins in jmq.proto.
+
+type ProduceRequest struct {
+	Topic        string
+	Partition    uint16
+	RouteVersion uint64
+	TimeoutMs    uint32
+	// Batch is one encoded batch. The broker fills its broker fields in place.
+	Batch []byte
+}
+
+type ProduceResponse struct {
+	FirstIndex uint64
+	StoredNs   int64
+}
+
+type FetchRequest struct {
+	Topic, Group string
+	Member       uint32
+	MessagesMax  uint32 // 0: 10
+	BytesMax     uint32 // 0: 1 MiB
+	WaitMs       uint32
+	RouteVersion uint64
+	Partitions   []uint32
+}
+
+type FetchResponse struct {
+	Lease     uint64 // 0: nothing came
+	Partition uint16
+	From, To  uint64
+	LeaseMs   uint32
+	Epoch     uint64
+	Batches   []byte
+}
+
+type AckRange struct {
+	Partition uint16
+	Lease     uint64
+	From, To  uint64
+	Outcome   Outcome
+}
+
+type AckRequest struct {
+	Topic, Group string
+	Member       uint32
+	Items        []AckRange
+}
+
+type AckResponse struct {
+	Codes []Code // one an item
+}
+
+type peerKey struct{}
+
+// WithPeer returns a context that carries p.
+func WithPeer(ctx context.Context, p *Peer) context.Context {
+	return context.WithValue(ctx, peerKey{}, p)
+}
+
+// PeerFrom returns the peer that ctx carries, or an anonymous one.
+func PeerFrom(ctx context.Context) *Peer {
+	if p, ok := ctx.Value(peerKey{}).(*Peer); ok {
+		return p
+	}
+	return &Peer{}
+}

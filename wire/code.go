@@ -1,0 +1,137 @@
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Code is the result of a request. Numbers are never used again.
+type Code uint16
+
+const (
+	CodeOK Code = 0
+
+	// The request itself is wrong.
+	CodeMalformed          Code = 1 // the frame or its header cannot be read
+	CodeUnsupportedVersion Code = 2
+	CodeUnknownCommand     Code = 3
+	CodeHelloFirst         Code = 4 // a request before the hello
+	CodeTooLarge           Code = 5
+	CodeInvalid            Code = 6 // readable, but a field has a value that it may not have
+	CodeCorrupt            Code = 7 // a checksum of the batch is wrong
+
+	// What it names is not there.
+	CodeTopicNotFound     Code = 20
+	CodePartitionNotFound Code = 21
+	CodeGroupNotFound     Code = 22 // subscribe first
+	CodeTopicExists       Code = 23
+
+	// The lease does not allow it.
+	CodeLeaseExpired Code = 30 // it was given, and ended; the messages come again
+	CodeLeaseForeign Code = 31 // another member holds it
+	CodeLeaseUnknown Code = 32 // never given by this broker, or given before it restarted
+	CodeAlreadyEnded Code = 33 // an ack repeated: harmless
+	CodeOutOfRange   Code = 34 // outside the lease, or beyond the end
+
+	// The broker cannot now.
+	CodeBusy         Code = 50 // queues are full
+	CodeStopping     Code = 51
+	CodeFailed       Code = 52 // the journal took a failed write or sync and stopped
+	CodeUnknown      Code = 53 // the outcome is not known: it may be stored
+	CodeTooMany      Code = 54 // connections
+	CodeNoSpace      Code = 55
+	CodeInternal     Code = 56 // a defect of ours; nothing was stored
+	CodeTimeout      Code = 57 // nothing was done within the time asked for
+	CodeDisconnected Code = 58 // client side only: the connection ended before the request was sent
+	CodeClosed       Code = 59 // client side only: the client was closed
+)
+
+// Retry says what a client does with a code.
+type Retry uint8
+
+const (
+	RetryNever     Retry = iota
+	RetryHere            // after RetryAfter or a back-off, at the same broker
+	RetryElsewhere       // at another broker group of the topic
+)
+
+// Trait is what a code means for a client: the one table.
+type Trait struct {
+	Name     string
+	Retry    Retry
+	Survives bool // the connection goes on
+	Remedy   string
+}
+
+// Traits has a row for each code.
+var Traits = map[Code]Trait{
+	CodeOK:                 {"ok", RetryNever, true, ""},
+	CodeMalformed:          {"malformed", RetryNever, false, "this is not a jmq client, or its version is broken"},
+	CodeUnsupportedVersion: {"unsupported-version", RetryNever, false, "use an SDK of the broker's version"},
+	CodeUnknownCommand:     {"unknown-command", RetryNever, true, "use an SDK not newer than the broker"},
+	CodeHelloFirst:         {"hello-first", RetryNever, false, "send the hello as the first frame"},
+	CodeTooLarge:           {"too-large", RetryNever, true, "send a smaller body or fewer messages in a batch"},
+	CodeInvalid:            {"invalid", RetryNever, true, "correct the value that the message names"},
+	CodeCorrupt:            {"corrupt", RetryHere, true, "send it again"},
+	CodeTopicNotFound:      {"topic-not-found", RetryNever, true, "create it: jmq topic create NAME"},
+	CodePartitionNotFound:  {"partition-not-found", RetryHere, true, "fetch the route again"},
+	CodeGroupNotFound:      {"group-not-found", RetryHere, true, "subscribe the group first"},
+	CodeTopicExists:        {"topic-exists", RetryNever, true, "choose another name, or use the topic as it is"},
+	CodeLeaseExpired:       {"lease-expired", RetryNever, true, "the messages are delivered again; raise the ack timeout if handlers need longer"},
+	CodeLeaseForeign:       {"lease-foreign", RetryNever, true, "only the member that fetched a message may ack it"},
+	CodeLeaseUnknown:       {"lease-unknown", RetryNever, true, "the broker restarted meanwhile; the messages are delivered again"},
+	CodeAlreadyEnded:       {"already-ended", RetryNever, true, "nothing to do"},
+	CodeOutOfRange:         {"out-of-range", RetryNever, true, "ack only what the lease covers"},
+	CodeBusy:               {"busy", RetryHere, true, "try again after a moment"},
+	CodeStopping:           {"stopping", RetryElsewhere, true, "the broker is being stopped"},
+	CodeFailed:             {"failed", RetryElsewhere, true, "see the broker's log; restart it after the disk is repaired"},
+	CodeUnknown:            {"unknown", RetryElsewhere, true, "it may be stored: send it again with the same id"},
+	CodeTooMany:            {"too-many-connections", RetryElsewhere, false, "use fewer connections, or raise broker.listener.connectionsMax"},
+	CodeNoSpace:            {"no-space", RetryElsewhere, true, "free the broker's disk"},
+	CodeInternal:           {"internal", RetryNever, true, "report it, with the broker's log"},
+	CodeTimeout:            {"timeout", RetryElsewhere, true, "raise the timeout, or see why the broker is slow"},
+	CodeDisconnected:       {"disconnected", RetryElsewhere, false, "see whether the broker runs and can be reached"},
+	CodeClosed:             {"closed", RetryNever, false, "the client was closed"},
+}
+
+func (c Code) String() string {
+	if t, ok := Traits[c]; ok {
+		return t.Name
+	}
+	return fmt.Sprintf("code-%d", uint16(c))
+}
+
+// CodeError is an error with a code. Op says what was tried, Message with which values.
+type CodeError struct {
+	Code       Code
+	Message    string
+	RetryAfter time.Duration // 0: the client's own back-off
+}
+
+func (e *CodeError) Error() string {
+	s := e.Code.String()
+	if e.Message != "" {
+		s += ": " + e.Message
+	}
+	if r := Traits[e.Code].Remedy; r != "" {
+		s += " (" + r + ")"
+	}
+	return s
+}
+
+// Errorf returns a *CodeError.
+func Errorf(c Code, format string, args ...any) *CodeError {
+	return &CodeError{Code: c, Message: fmt.Sprintf(format, args...)}
+}
+
+// CodeOf returns the code that err carries: CodeOK for nil, CodeInternal for an error without one.
+func CodeOf(err error) Code {
+	if err == nil {
+		return CodeOK
+	}
+	if e, ok := errors.AsType[*CodeError](err); ok {
+		return e.Code
+	}
+	return CodeInternal
+}

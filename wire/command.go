@@ -1,0 +1,37 @@
+package wire
+
+// Command says what a frame asks for. Numbers are never used again.
+type Command uint16
+
+const (
+	CommandHello       Command = 1  // HelloRequest -> HelloResponse
+	CommandPing        Command = 2  // PingRequest -> PingResponse
+	CommandProduce     Command = 10 // ProduceRequestHeader, batch -> ProduceResponseHeader
+	CommandFetch       Command = 11 // FetchRequestHeader -> FetchResponseHeader, batches
+	CommandAck         Command = 12 // AckRequestHeader -> AckResponseHeader
+	CommandSubscribe   Command = 13 // SubscribeRequest -> SubscribeResponse
+	CommandRoute       Command = 14 // RouteRequest -> RouteResponse
+	CommandCreateTopic Command = 30 // CreateTopicRequest -> CreateTopicResponse
+	CommandListTopics  Command = 31 // ListTopicsRequest -> ListTopicsResponse
+	CommandGroupLag    Command = 32 // GroupLagRequest -> GroupLagResponse
+)
+
+// Outcome is how a message ended for a group. Numbers are part of the journal's format.
+type Outcome uint8
+
+const (
+	// Released gives the range back without an end: it is delivered again. It is never journalled.
+	Released Outcome = 0
+	Acked    Outcome = 1
+	Retried  Outcome = 2
+	Rejected Outcome = 3
+	Skipped  Outcome = 4
+	Filtered Outcome = 5
+	Expired  Outcome = 6
+)
+
+// Where a new group starts.
+const (
+	StartEnd       uint32 = 0
+	StartBeginning uint32 = 1
+)
