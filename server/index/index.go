@@ -1,5 +1,97 @@
-// Package index: (helper: write it.)
+// Package index owns the per-partition index: which message of a partition lies where in the journal. It is derived: it
+// holds only what is committed, and all of it can be read again from the journal. It knows nothing of the journal itself;
+// a position is a number that was given to it.
+//
+// A Set holds the partitions of one store. Each has one Entry a message, dense from the first index kept. The youngest
+// entries, the tail, are in memory; Flush moves whole chunks of them to the partition's own file, which is made when the
+// first chunk is there:
+//
+//	file:  [base, flushed)     4096 bytes of header, then 32 bytes an entry (FORMAT.md)
+//	tail:  [flushed, end)      memory; the store writes it into its checkpoint
+//
+// Append, Range, Bounds and Seek never write a file, so any number of consumers share one index and cost it nothing. A
+// partition costs some 150 bytes until its first message and no goroutine, timer or file until its first chunk; at most
+// Options.FilesOpenMax files are open, the longest unused are closed.
+//
+// What a crash leaves: the file may hold more than the checkpoint knows, because chunks are synced before the checkpoint
+// that refers to them is written. What is beyond is never read, and is overwritten by the same entries. Each entry carries
+// a check over its content, its index and its partition, so that a damaged, misplaced or foreign one is a DamageError and
+// never a wrong answer.
 package index
+
+import (
+	"errors"
+	"fmt"
+)
 
 // Index is which message in a partition, from 0.
 type Index uint64
+
+// Key names one partition of one incarnation of a topic.
+type Key struct {
+	Topic       uint64
+	Incarnation uint32
+	Partition   uint16
+}
+
+func (k Key) String() string { return fmt.Sprintf("%d.%d/%d", k.Topic, k.Incarnation, k.Partition) }
+
+// Entry says where one message is. The messages of one batch share Position, Stored, Size and Count; the first of them has
+// index i - Slot, the first of the next batch i - Slot + Count.
+type Entry struct {
+	Position uint64 // of the journal record that holds the batch
+	Stored   int64  // unix nanoseconds, never lower than that of the entry before: what Seek searches
+	Size     uint32 // bytes of the record's payload
+	TagHash  uint32 // of the message's filter tag; 0: none, or not known because the batch is compressed
+	Slot     uint16 // which message in the batch
+	Count    uint16 // messages in the batch, at least 1
+}
+
+// Batch is what Append adds: Count entries that lie in one record.
+type Batch struct {
+	Position uint64
+	Stored   int64
+	Size     uint32
+	Count    uint16
+	Tags     []uint32 // one a message, or nil when no message has one. Not kept.
+}
+
+var (
+	// ErrTrimmed: the index is below the first one kept.
+	ErrTrimmed = errors.New("index: index was trimmed")
+	// ErrBeyond: the index is beyond the end.
+	ErrBeyond = errors.New("index: index is beyond the end")
+	// ErrVersion: a file was written by a newer version.
+	ErrVersion = errors.New("index: file of a newer version")
+)
+
+// A GapError says that a batch does not continue its partition: the journal and the index contradict each other.
+type GapError struct {
+	Key        Key
+	End, First Index
+	Position   uint64
+}
+
+func (e *GapError) Error() string {
+	return fmt.Sprintf("index: partition %v ends at index %d, but the batch at position %d begins at %d", e.Key, e.End, e.Position, e.First)
+}
+
+// A DamageError says that the file of a partition is missing, short, foreign or damaged. The entries can be read again from
+// the journal: Set.Rebuild.
+type DamageError struct {
+	Key    Key
+	File   string
+	Index  Index // the first entry that cannot be had
+	Reason string
+	Err    error // nil, or what the file system said
+}
+
+func (e *DamageError) Error() string {
+	s := fmt.Sprintf("index: %s is damaged at index %d: %s", e.File, e.Index, e.Reason)
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+func (e *DamageError) Unwrap() error { return e.Err }
