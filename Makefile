@@ -1,0 +1,65 @@
+# jmq: git, make and Go are all that is needed.
+#
+#   make run      build, start jmq dev, send and consume a sample of orders, stay up
+#   make test     everything that can be tested
+#
+#   make check    what must be green before a commit: build, format, vet, staticcheck, generated code, tests with -race
+#   make bench    disk, limit and broker, interleaved, as one table
+#   make demo     send an order log while the broker is killed: make demo ORDERS=FILE
+#   make fuzz     every fuzz target for FUZZTIME
+#   make build | generate | fmt | deps
+
+GO        ?= go
+FUZZTIME  ?= 60s
+ORDERS    ?=
+VERSION   := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+LDFLAGS   := -s -w -X main.version=$(VERSION)
+TOOL      := $(GO) tool -modfile=scripts/tools/go.mod
+# A binary built with -race sleeps one second at its end unless told not to.
+RACE      := GORACE=atexit_sleep_ms=0 $(GO) test -race
+
+.PHONY: run test check bench demo fuzz deps generate build fmt
+
+run: build
+	@$(GO) run ./scripts/demo -run ./jmq
+
+build:
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o jmq .
+
+check:
+	$(GO) build ./...
+	@bad=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); test -z "$$bad" || { echo "gofmt these: $$bad"; exit 1; }
+	$(GO) vet ./...
+	$(GO) vet -tags planted ./...
+	$(GO) -C scripts/tools vet ./...
+	$(TOOL) staticcheck ./...
+	scripts/generated.sh
+	$(RACE) -timeout 240s ./...
+
+# What check does not do: the long versions of the tests, without -race; the planted bugs, which must be caught; a
+# moment of every fuzz target; the demo on a small generated log, with its kills; one quick round of the benchmark.
+test: deps check
+	JMQ_TEST_REQUIRE=all $(GO) test -count=1 -timeout 20m ./...
+	$(GO) test -count=1 -run Planted -tags planted ./...
+	scripts/fuzz.sh 5s
+	$(MAKE) build
+	$(GO) run ./scripts/demo -jmq ./jmq -small
+	$(GO) run ./scripts/bench -smoke
+
+bench: build
+	$(GO) run ./scripts/bench
+
+demo: build
+	@$(GO) run ./scripts/demo -jmq ./jmq -orders '$(ORDERS)'
+
+fuzz:
+	scripts/fuzz.sh $(FUZZTIME)
+
+deps:
+	scripts/deps.sh
+
+generate:
+	$(GO) -C scripts/tools run ./protogen ../../wire jmq.proto
+
+fmt:
+	gofmt -w $$(git ls-files -co --exclude-standard '*.go')
