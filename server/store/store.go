@@ -1,4 +1,15 @@
-// Package store is the contract of a message store. (helper: finish the comments.)
+// Package store is the contract of a message store: one log of records of all kinds, an index that finds messages by
+// partition and index in it, and tables that are derived from it. It owns what every engine needs to say the same thing:
+// the contract, the topics (Topics, the first table, with the layout of topic records) and nothing that touches a disk.
+// Engines are sub-packages (local); storetest.Run holds each to this contract.
+//
+// What an engine promises:
+//
+//   - What was answered without an error is committed: it survives kills and power loss, and is never changed again.
+//   - Nothing is visible before it is committed: not to Read, Bounds, Seek, Topic, a Table, nor to a Watch.
+//   - The indexes of a partition are dense: committed batches lie at [first, end) without a gap or an overlap, in the order
+//     in which AppendBatch gave them out.
+//   - Tables see every committed record once and in order, whatever was crashed and opened again in between.
 package store
 
 import (
@@ -16,10 +27,10 @@ type TopicID uint64
 type Topic struct {
 	Namespace   uint32
 	ID          TopicID
-	Incarnation uint32
+	Incarnation uint32 // from 1
 	Name        string
-	Partitions  uint32
-	Created     int64 // unix nanoseconds
+	Partitions  uint32 // 1..65536
+	Created     int64  // unix nanoseconds
 }
 
 // Partition names one partition of one incarnation of a topic.
@@ -34,62 +45,95 @@ var (
 	ErrNoPartition = errors.New("store: no such partition")
 	// ErrTrimmed: the index is below the partition's first one.
 	ErrTrimmed = errors.New("store: index was trimmed")
+	// ErrBeyond: the index is beyond the partition's committed end. The end itself is not: there is nothing to read yet.
+	ErrBeyond = errors.New("store: index is beyond the end")
+	// ErrBatch: the bytes are not a batch as wire.Batch says; nothing was written.
+	ErrBatch = errors.New("store: not a batch")
 	// ErrTopicExists: a topic of that name is there.
 	ErrTopicExists = errors.New("store: topic exists")
+	// ErrTopic: a name or a number of partitions that no topic can have.
+	ErrTopic = errors.New("store: topic cannot be")
+	// ErrDamaged: what was stored cannot be read any more; the wrapped error says where.
+	ErrDamaged = errors.New("store: damaged")
 )
 
-// Table is state derived from committed records beside the store's own index: offsets now; timers, transactions,
-// retry references and idempotence windows later. The store feeds it every committed record of every kind, in order, on
-// one goroutine, before the record's append is answered; writes it into checkpoints, and restores it from one before
-// it feeds it what follows. Apply must not block and must not keep r.Payload.
+// Table is state derived from committed records beside the store's own index: topics and offsets now; timers, transactions,
+// retry references and idempotence windows later. The store feeds it every committed record of every kind but the journal's
+// own (no-op, epoch), in order and each once, never two at a time, before the record's append is answered; writes it into
+// checkpoints, and restores it from one before it feeds it what follows.
 type Table interface {
+	// Name is the table's in checkpoints: one word that never changes.
 	Name() string
+	// Apply must not block, must not call the store and must not keep r.Payload. Of a message batch (journal.KindMessages) the
+	// payload is the batch's header only (wire.BatchHeaderBytes), of all other kinds it is whole. r.Durable and r.Epoch
+	// are set only for records that are read again at opening. An error says that the record contradicts what the table
+	// knows: the store stops.
 	Apply(r journal.Record) error
-	// Snapshot appends the state to b. It is called between two Applies.
+	// Snapshot appends the state to b. It is called between two Applies and holds them off, so it must be quick. A table
+	// that is as it was when it was made may append nothing.
 	Snapshot(b []byte) []byte
+	// Restore puts the table into the state that Snapshot wrote, whatever it was before; b is not kept. An empty b is the
+	// state of a new table. It is called before the first Apply only, perhaps more than once.
 	Restore(b []byte) error
 }
 
 // Gather is called at the start of each commit, on the committing goroutine, and adds records that were held back to be
-// written as one (the acks of all consumers). It must not block. done runs as journal.Append.Done does.
+// written as one (the acks of all consumers). It must not block, and must not call the store but through add, which copies
+// payload before it returns. done runs as the done of AppendRecord does; when the record could not be added it runs before
+// add returns, with the error that says why, and nothing was written.
 type Gather func(add func(kind journal.Kind, payload []byte, done func(error)))
 
 // Store keeps messages by partition and index, and all other records, in one log. Everything is visible only when it
 // is committed: synced here and, where replicated, acknowledged there. Safe for concurrent use.
 //
 // Errors of appends: journal.ErrBusy, ErrClosed, ErrFailed, ErrNoSpace (nothing was written), ErrUnknown (outcome not known).
+// After ErrUnknown the store has stopped: Err says why, and until it is opened again every append is ErrFailed.
+//
+// A done is called exactly once, in the order of the log, after the tables have applied the record and before anyone is
+// told by Watch. It runs on the goroutine that commits, which may be one that is inside an Append of the same store, and
+// must not block. It may append (the record goes into a later commit) and may read.
 type Store interface {
 	// AppendBatch gives the batch its broker fields (namespace, topic, partition, first index, stored time), in place, and
 	// appends it; batch is free again when AppendBatch returns, done is called when it is committed, as
-	// journal.Append.Done says. An error returned means that done is never called and nothing was written.
+	// journal.Append.Done says. An error returned means that done is never called and nothing was written; besides those
+	// above ErrNoPartition and ErrBatch. It never waits for the disk while another goroutine commits, but it may lead a
+	// commit itself, and then returns after it. The batch's checksum is not checked: that is for whoever took the bytes from
+	// outside (broker), before.
 	AppendBatch(p Partition, batch []byte, done func(first index.Index, stored int64, err error)) error
-	// AppendRecord appends one record of another kind.
+	// AppendRecord appends one record of another kind; payload is free again when it returns. Errors and done as above.
 	AppendRecord(kind journal.Kind, payload []byte, done func(error)) error
 	// Kick starts a commit if none is running, so that Gather is asked soon.
 	Kick()
 
 	// CreateTopic appends a topic record and returns the topic when it is committed; ErrTopicExists with the topic as it is.
+	// Of several at one time for one name one creates it and the others get ErrTopicExists. ctx bounds the waiting only: the
+	// topic may come into being after its end. ErrTopic: name (1 to 255 bytes) or partitions (1 to 65536) cannot be.
 	CreateTopic(ctx context.Context, namespace uint32, name string, partitions uint32) (Topic, error)
 	// Topic finds a topic by name. The answer is a snapshot, without a lock.
 	Topic(namespace uint32, name string) (Topic, bool)
+	// Topics returns all topics, by id.
 	Topics() []Topic
 
-	// Read appends to buf the batches that hold [from, to), whole, until bytesMax is passed (at least one batch), and
-	// returns buf and the index after the last one read. to is cut to the committed end.
+	// Read appends to buf the batches that hold [from, to), whole and as they were stored, as long as they fit into bytesMax
+	// together (at least one batch, whatever its size), and returns buf and the index after the last one read, which may
+	// lie beyond to when a batch does. to is cut to the committed end; when nothing lies in [from, to) it returns buf and from. Errors:
+	// ErrNoPartition, ErrTrimmed, ErrBeyond, ErrDamaged; buf is then returned as it was.
 	Read(p Partition, from, to index.Index, bytesMax int, buf []byte) ([]byte, index.Index, error)
 	// Bounds returns the first index kept and the index after the last one committed.
 	Bounds(p Partition) (first, end index.Index, err error)
-	// Seek returns the first index stored at or after t (unix nanoseconds), or the end.
+	// Seek returns the first index stored at or after t (unix nanoseconds), or the end. Where the clock was set back it may
+	// return an earlier index, never a later one.
 	Seek(p Partition, t int64) (index.Index, error)
 	// Watch registers the one function that is called after commits, on the committing goroutine, once for each partition
-	// that grew, after every table has applied it. It must not block.
+	// that grew, after every table has applied it and every done was called. It must not block. Register it before the
+	// first append.
 	Watch(func(p Partition, end index.Index))
 
 	Epoch() journal.Epoch
 	// Err is nil while the store takes writes, else why it stopped.
 	Err() error
-	// Checkpoint writes one now.
+	// Checkpoint writes one now. Appends go on meanwhile.
 	Checkpoint() error
-	// Close flushes, writes a checkpoint and a no-op with the durable end, and releases the folder.
+	// Close answers what is under way, writes a checkpoint and a no-op with the durable end, and releases the folder.
 	Close() error
 }
