@@ -147,7 +147,7 @@ func TestBatchCompresses(t *testing.T) {
 			noise[i] = byte(r.Uint32())
 		}
 		b, err = c.AppendBatch(nil, [16]byte{}, 0, compression, []Message{{
-			ID: [16]byte(noise), BornNs: r.Int64(), Flag: 0xabcd, Key: string(noise[20:50]), OrderKey: "k", Tag: "t", TraceContext: string(noise[50:90]), Body: noise,
+			ID: [16]byte(noise), BornNs: r.Int64(), Flag: 0xabcd, Key: string(noise[20:50]), OrderKey: "k", Tag: "t", TraceContext: string(noise[50:90]), Body: noise[90:],
 		}})
 		if err != nil || Batch(b).Compression() != CompressionNone {
 			t.Errorf("%v of noise: %v: %v", compression, Batch(b).Compression(), err)
