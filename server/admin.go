@@ -1,0 +1,160 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// state is where a role is in its life.
+type state string
+
+const (
+	stateStarting   state = "starting"
+	stateRecovering state = "recovering" // reading the journal after the last checkpoint
+	stateServing    state = "serving"
+	stateStopping   state = "stopping"
+	stateFailed     state = "failed" // the journal took a failed write or sync
+)
+
+// Readiness is the body of /readyz: ready is true when every role serves.
+type Readiness struct {
+	Ready bool                 `json:"ready"`
+	Roles map[string]RoleState `json:"roles"`
+}
+
+// RoleState is one role's part of it.
+type RoleState struct {
+	State string `json:"state"`
+	// While recovering: journal bytes read and to be read.
+	DoneBytes  int64  `json:"doneBytes,omitempty"`
+	TotalBytes int64  `json:"totalBytes,omitempty"`
+	Error      string `json:"error,omitempty"`
+}
+
+// health is what the broker role says of itself. Safe for concurrent use.
+type health struct {
+	mu struct {
+		sync.Mutex
+		state       state
+		done, total int64
+	}
+}
+
+// set changes the state and returns the one before.
+func (h *health) set(s state) state {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	before := h.mu.state
+	h.mu.state = s
+	return before
+}
+
+func (h *health) progress(done, total int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.mu.done, h.mu.total = done, total
+}
+
+// readiness asks failed why the store stopped, nil while it takes writes.
+func (h *health) readiness(failed func() error) Readiness {
+	h.mu.Lock()
+	role := RoleState{State: string(h.mu.state)}
+	if h.mu.state == stateRecovering {
+		role.DoneBytes, role.TotalBytes = h.mu.done, h.mu.total
+	}
+	serving := h.mu.state == stateServing
+	h.mu.Unlock()
+	if serving {
+		if err := failed(); err != nil {
+			role.State, role.Error, serving = string(stateFailed), err.Error(), false
+		}
+	}
+	return Readiness{Ready: serving, Roles: map[string]RoleState{"broker": role}}
+}
+
+// admin is the HTTP port for operators:
+//
+//	/healthz       200 while the process answers
+//	/readyz        200 when every role serves, else 503; how far a recovery is
+//	/metrics       Prometheus
+//	/debug/pprof/  to callers on this machine only
+//
+// Its goroutine is started by serveAdmin and ends with stop.
+type admin struct {
+	server *http.Server
+	done   chan struct{}
+}
+
+func serveAdmin(l net.Listener, registry *prometheus.Registry, ready func() Readiness, log *slog.Logger) *admin {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
+	})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		r := ready()
+		code := http.StatusOK
+		if !r.Ready {
+			code = http.StatusServiceUnavailable
+		}
+		writeJSON(w, code, r)
+	})
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError}))
+	mux.Handle("GET /debug/pprof/", fromLoopback(pprof.Index))
+	mux.Handle("GET /debug/pprof/cmdline", fromLoopback(pprof.Cmdline))
+	mux.Handle("GET /debug/pprof/profile", fromLoopback(pprof.Profile))
+	mux.Handle("GET /debug/pprof/symbol", fromLoopback(pprof.Symbol))
+	mux.Handle("GET /debug/pprof/trace", fromLoopback(pprof.Trace))
+	a := &admin{
+		server: &http.Server{
+			Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 64 << 10,
+			ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		},
+		done: make(chan struct{}),
+	}
+	go func() {
+		defer close(a.done)
+		if err := a.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("admin port stopped", "err", err)
+		}
+	}()
+	return a
+}
+
+// stop lets requests under way end, for a second, then closes everything and waits.
+func (a *admin) stop() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if err := a.server.Shutdown(ctx); err != nil {
+		_ = a.server.Close() // its error is that of connections that are gone anyway
+	}
+	<-a.done
+}
+
+// fromLoopback serves callers on this machine only, whatever address the port listens on.
+func fromLoopback(h http.HandlerFunc) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, err := net.SplitHostPort(r.RemoteAddr)
+		if ip := net.ParseIP(host); err != nil || ip == nil || !ip.IsLoopback() {
+			http.Error(w, "pprof is served to callers on this machine only", http.StatusForbidden)
+			return
+		}
+		h(w, r)
+	})
+}
+
+func writeJSON(w http.ResponseWriter, code int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(body) // the caller went away
+}
