@@ -1,0 +1,413 @@
+package wire
+
+import (
+	"errors"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// The headers of Produce, Fetch and Ack are coded by hand, because they are coded for each request. They read and write
+// what the generated ...Header messages do, and a test holds them to that, except that names are judged while they are
+// read, numbers that the plain structs hold in fewer bits are refused when they do not fit, and repeated fields have limits.
+
+const (
+	fetchPartitionsMax = 1024
+	ackItemsMax        = BatchMessagesMax
+	namesMax           = 4096
+)
+
+// Wire types, as they stand in a tag's low three bits.
+const (
+	varField = uint64(protowire.VarintType)
+	lenField = uint64(protowire.BytesType)
+)
+
+// Names turns the names in headers into strings without allocating for a name that was seen before, and judges the new
+// ones. It belongs to one connection; the zero value is ready. Not safe for concurrent use.
+type Names struct{ topics, groups map[string]string }
+
+func (n *Names) topic(b []byte) (string, error) { return internName(&n.topics, b, CheckTopic) }
+func (n *Names) group(b []byte) (string, error) { return internName(&n.groups, b, CheckGroup) }
+
+func internName(m *map[string]string, b []byte, check func(string) error) (string, error) {
+	if s, ok := (*m)[string(b)]; ok {
+		return s, nil
+	}
+	if len(b) > NameBytesMax {
+		b = b[:NameBytesMax+1] // enough for the error, whatever was sent
+	}
+	s := string(b)
+	if err := check(s); err != nil {
+		return "", err
+	}
+	if *m == nil || len(*m) >= namesMax {
+		*m = make(map[string]string)
+	}
+	(*m)[s] = s
+	return s, nil
+}
+
+func asCodeError(err error) (*CodeError, bool) { return errors.AsType[*CodeError](err) }
+
+func appendUint(b []byte, n protowire.Number, v uint64) []byte {
+	if v == 0 {
+		return b
+	}
+	return protowire.AppendVarint(protowire.AppendTag(b, n, protowire.VarintType), v)
+}
+
+func appendText(b []byte, n protowire.Number, s string) []byte {
+	if s == "" {
+		return b
+	}
+	return protowire.AppendString(protowire.AppendTag(b, n, protowire.BytesType), s)
+}
+
+var errHeader = Errorf(CodeMalformed, "the header is not a protobuf message")
+
+// takeField splits the first field from b: tag is its number times 8 plus its wire type; v holds a varint, s the content of
+// a field with a length. What has another type has its tag only: no header uses one, so it is skipped as unknown.
+func takeField(b []byte) (tag, v uint64, s, rest []byte, err error) {
+	n, t, k := protowire.ConsumeTag(b)
+	if k < 0 {
+		return 0, 0, nil, nil, errHeader
+	}
+	b = b[k:]
+	switch t {
+	case protowire.VarintType:
+		v, k = protowire.ConsumeVarint(b)
+	case protowire.BytesType:
+		s, k = protowire.ConsumeBytes(b)
+	default:
+		k = protowire.ConsumeFieldValue(n, t, b)
+	}
+	if k < 0 {
+		return 0, 0, nil, nil, errHeader
+	}
+	return uint64(n)<<3 | uint64(t), v, s, b[k:], nil
+}
+
+// takePartition judges a partition number.
+func takePartition(v uint64) (uint16, error) {
+	if uint32(v) >= PartitionsMax {
+		return 0, Errorf(CodeInvalid, "partition %d, at most %d are possible", uint32(v), PartitionsMax-1)
+	}
+	return uint16(v), nil
+}
+
+// AppendProduceRequest appends the header of r; the payload is r.Batch.
+func AppendProduceRequest(b []byte, r *ProduceRequest) []byte {
+	b = appendText(b, 1, r.Topic)
+	b = appendUint(b, 2, uint64(r.Partition))
+	b = appendUint(b, 3, r.RouteVersion)
+	return appendUint(b, 4, uint64(r.TimeoutMs))
+}
+
+// ParseProduceRequest reads a header into r, all but r.Batch.
+func ParseProduceRequest(r *ProduceRequest, header []byte, names *Names) error {
+	*r = ProduceRequest{}
+	var topic []byte
+	for b := header; len(b) > 0; {
+		tag, v, s, rest, err := takeField(b)
+		if err != nil {
+			return err
+		}
+		b = rest
+		switch tag {
+		case 1<<3 | lenField:
+			topic = s
+		case 2<<3 | varField:
+			if r.Partition, err = takePartition(v); err != nil {
+				return err
+			}
+		case 3<<3 | varField:
+			r.RouteVersion = v
+		case 4<<3 | varField:
+			r.TimeoutMs = uint32(v)
+		}
+	}
+	var err error
+	r.Topic, err = names.topic(topic)
+	return err
+}
+
+// AppendProduceResponse appends the header of r.
+func AppendProduceResponse(b []byte, r *ProduceResponse) []byte {
+	b = appendUint(b, 1, r.FirstIndex)
+	return appendUint(b, 2, uint64(r.StoredNs))
+}
+
+// ParseProduceResponse reads a header into r.
+func ParseProduceResponse(r *ProduceResponse, header []byte) error {
+	*r = ProduceResponse{}
+	for b := header; len(b) > 0; {
+		tag, v, _, rest, err := takeField(b)
+		if err != nil {
+			return err
+		}
+		b = rest
+		switch tag {
+		case 1<<3 | varField:
+			r.FirstIndex = v
+		case 2<<3 | varField:
+			r.StoredNs = int64(v)
+		}
+	}
+	return nil
+}
+
+// AppendFetchRequest appends the header of r.
+func AppendFetchRequest(b []byte, r *FetchRequest) []byte {
+	b = appendText(b, 1, r.Topic)
+	b = appendText(b, 2, r.Group)
+	b = appendUint(b, 3, uint64(r.Member))
+	b = appendUint(b, 4, uint64(r.MessagesMax))
+	b = appendUint(b, 5, uint64(r.BytesMax))
+	b = appendUint(b, 6, uint64(r.WaitMs))
+	b = appendUint(b, 7, r.RouteVersion)
+	if len(r.Partitions) > 0 {
+		size := 0
+		for _, p := range r.Partitions {
+			size += protowire.SizeVarint(uint64(p))
+		}
+		b = protowire.AppendTag(b, 8, protowire.BytesType)
+		b = protowire.AppendVarint(b, uint64(size))
+		for _, p := range r.Partitions {
+			b = protowire.AppendVarint(b, uint64(p))
+		}
+	}
+	return b
+}
+
+// ParseFetchRequest reads a header into r, whose Partitions are used again.
+func ParseFetchRequest(r *FetchRequest, header []byte, names *Names) error {
+	*r = FetchRequest{Partitions: r.Partitions[:0]}
+	var topic, group []byte
+	add := func(v uint64) error {
+		p, err := takePartition(v)
+		if err == nil && len(r.Partitions) == fetchPartitionsMax {
+			err = Errorf(CodeInvalid, "fetch of over %d partitions", fetchPartitionsMax)
+		}
+		r.Partitions = append(r.Partitions, uint32(p))
+		return err
+	}
+	for b := header; len(b) > 0; {
+		tag, v, s, rest, err := takeField(b)
+		if err != nil {
+			return err
+		}
+		b = rest
+		switch tag {
+		case 1<<3 | lenField:
+			topic = s
+		case 2<<3 | lenField:
+			group = s
+		case 3<<3 | varField:
+			r.Member = uint32(v)
+		case 4<<3 | varField:
+			r.MessagesMax = uint32(v)
+		case 5<<3 | varField:
+			r.BytesMax = uint32(v)
+		case 6<<3 | varField:
+			r.WaitMs = uint32(v)
+		case 7<<3 | varField:
+			r.RouteVersion = v
+		case 8<<3 | varField:
+			err = add(v)
+		case 8<<3 | lenField:
+			for len(s) > 0 && err == nil {
+				v, k := protowire.ConsumeVarint(s)
+				if k < 0 {
+					return errHeader
+				}
+				s = s[k:]
+				err = add(v)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	var err error
+	if r.Topic, err = names.topic(topic); err == nil {
+		r.Group, err = names.group(group)
+	}
+	return err
+}
+
+// AppendFetchResponse appends the header of r; the payload is r.Batches.
+func AppendFetchResponse(b []byte, r *FetchResponse) []byte {
+	b = appendUint(b, 1, r.Lease)
+	b = appendUint(b, 2, uint64(r.Partition))
+	b = appendUint(b, 3, r.From)
+	b = appendUint(b, 4, r.To)
+	b = appendUint(b, 5, uint64(r.LeaseMs))
+	return appendUint(b, 6, r.Epoch)
+}
+
+// ParseFetchResponse reads a header into r, all but r.Batches.
+func ParseFetchResponse(r *FetchResponse, header []byte) error {
+	*r = FetchResponse{}
+	for b := header; len(b) > 0; {
+		tag, v, _, rest, err := takeField(b)
+		if err != nil {
+			return err
+		}
+		b = rest
+		switch tag {
+		case 1<<3 | varField:
+			r.Lease = v
+		case 2<<3 | varField:
+			if r.Partition, err = takePartition(v); err != nil {
+				return err
+			}
+		case 3<<3 | varField:
+			r.From = v
+		case 4<<3 | varField:
+			r.To = v
+		case 5<<3 | varField:
+			r.LeaseMs = uint32(v)
+		case 6<<3 | varField:
+			r.Epoch = v
+		}
+	}
+	return nil
+}
+
+// AppendAckRequest appends the header of r.
+func AppendAckRequest(b []byte, r *AckRequest) []byte {
+	b = appendText(b, 1, r.Topic)
+	b = appendText(b, 2, r.Group)
+	b = appendUint(b, 3, uint64(r.Member))
+	for i := range r.Items {
+		item := &r.Items[i]
+		b = protowire.AppendTag(b, 4, protowire.BytesType)
+		b = append(b, 0)
+		begin := len(b)
+		b = appendUint(b, 1, uint64(item.Partition))
+		b = appendUint(b, 2, item.Lease)
+		b = appendUint(b, 3, item.From)
+		b = appendUint(b, 4, item.To)
+		b = appendUint(b, 5, uint64(item.Outcome))
+		b[begin-1] = byte(len(b) - begin) // at most 40: one byte of length
+	}
+	return b
+}
+
+// ParseAckRequest reads a header into r, whose Items are used again.
+func ParseAckRequest(r *AckRequest, header []byte, names *Names) error {
+	*r = AckRequest{Items: r.Items[:0]}
+	var topic, group []byte
+	for b := header; len(b) > 0; {
+		tag, v, s, rest, err := takeField(b)
+		if err != nil {
+			return err
+		}
+		b = rest
+		switch tag {
+		case 1<<3 | lenField:
+			topic = s
+		case 2<<3 | lenField:
+			group = s
+		case 3<<3 | varField:
+			r.Member = uint32(v)
+		case 4<<3 | lenField:
+			if len(r.Items) == ackItemsMax {
+				return Errorf(CodeInvalid, "ack of over %d items", ackItemsMax)
+			}
+			r.Items = append(r.Items, AckRange{})
+			if err := parseAckItem(&r.Items[len(r.Items)-1], s); err != nil {
+				return err
+			}
+		}
+	}
+	var err error
+	if r.Topic, err = names.topic(topic); err == nil {
+		r.Group, err = names.group(group)
+	}
+	return err
+}
+
+func parseAckItem(item *AckRange, b []byte) error {
+	for len(b) > 0 {
+		tag, v, _, rest, err := takeField(b)
+		if err != nil {
+			return err
+		}
+		b = rest
+		switch tag {
+		case 1<<3 | varField:
+			if item.Partition, err = takePartition(v); err != nil {
+				return err
+			}
+		case 2<<3 | varField:
+			item.Lease = v
+		case 3<<3 | varField:
+			item.From = v
+		case 4<<3 | varField:
+			item.To = v
+		case 5<<3 | varField:
+			if uint32(v) > uint32(Expired) {
+				return Errorf(CodeInvalid, "unknown outcome %d", uint32(v))
+			}
+			item.Outcome = Outcome(v)
+		}
+	}
+	return nil
+}
+
+// AppendAckResponse appends the header of r.
+func AppendAckResponse(b []byte, r *AckResponse) []byte {
+	if len(r.Codes) == 0 {
+		return b
+	}
+	size := 0
+	for _, c := range r.Codes {
+		size += protowire.SizeVarint(uint64(c))
+	}
+	b = protowire.AppendTag(b, 1, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(size))
+	for _, c := range r.Codes {
+		b = protowire.AppendVarint(b, uint64(c))
+	}
+	return b
+}
+
+// ParseAckResponse reads a header into r, whose Codes are used again.
+func ParseAckResponse(r *AckResponse, header []byte) error {
+	r.Codes = r.Codes[:0]
+	add := func(v uint64) error {
+		if uint32(v) > 1<<16-1 {
+			return Errorf(CodeInvalid, "code %d", uint32(v))
+		}
+		if len(r.Codes) == ackItemsMax {
+			return Errorf(CodeInvalid, "over %d codes", ackItemsMax)
+		}
+		r.Codes = append(r.Codes, Code(v))
+		return nil
+	}
+	for b := header; len(b) > 0; {
+		tag, v, s, rest, err := takeField(b)
+		if err != nil {
+			return err
+		}
+		b = rest
+		switch tag {
+		case 1<<3 | varField:
+			err = add(v)
+		case 1<<3 | lenField:
+			for len(s) > 0 && err == nil {
+				v, k := protowire.ConsumeVarint(s)
+				if k < 0 {
+					return errHeader
+				}
+				s = s[k:]
+				err = add(v)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
