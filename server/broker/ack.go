@@ -1,0 +1,280 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/offset"
+	"github.com/jmqio/jmq/wire"
+)
+
+// outcomes says what an ack may say now; the others wait for the part of jmq that is named.
+var outcomes = map[wire.Outcome]string{
+	wire.Retried:  "a retry manager, which this broker does not have yet",
+	wire.Rejected: "a retry manager, which this broker does not have yet",
+	wire.Expired:  "the broker itself: messages expire by its policy",
+}
+
+// Ack implements wire.Broker.
+func (b *Broker) Ack(ctx context.Context, r *wire.AckRequest, done func(*wire.AckResponse, error)) {
+	c := b.acks.call(done)
+	ticket, err := b.ack(ctx, r, c)
+	if err != nil {
+		b.acks.put(c)
+		err = coded(err)
+		b.metrics.refused(err)
+		done(nil, err)
+		return
+	}
+	b.acks.wait(c, ticket)
+}
+
+func (b *Broker) ack(ctx context.Context, r *wire.AckRequest, c *ackCall) (ticket uint64, err error) {
+	if err := b.check(); err != nil {
+		return 0, err
+	}
+	if len(r.Items) > itemsMax {
+		return 0, wire.Errorf(wire.CodeTooLarge, "%d items, at most %d can be acked at once", len(r.Items), itemsMax)
+	}
+	who := peer(ctx)
+	t, q, err := b.queue(who.Namespace, r.Topic, r.Group)
+	if err != nil {
+		return 0, err
+	}
+	for i := range r.Items {
+		if o := r.Items[i].Outcome; o > wire.Expired {
+			return 0, wire.Errorf(wire.CodeInvalid, "item %d has outcome %d, which is none", i, o)
+		} else if needs := outcomes[o]; o > wire.Acked && needs != "" {
+			return 0, wire.Errorf(wire.CodeInvalid, "item %d has outcome %d, which needs %s", i, o, needs)
+		}
+	}
+	c.response.Codes, ticket, err = b.dispatch.Ack(q, int(t.Partitions), clientOf(who), r.Member, r.Items, c.response.Codes[:0])
+	if err == nil {
+		b.metrics.acked(r.Items, c.response.Codes)
+	}
+	return ticket, err
+}
+
+// ackCall is an Ack that waits for the disk.
+type ackCall struct {
+	done     func(*wire.AckResponse, error)
+	ticket   uint64 // the batch of ends whose commit answers it
+	response wire.AckResponse
+}
+
+// acks are the acks under way, and the batches of ends on their way to the disk.
+type acks struct {
+	b    *Broker
+	pool sync.Pool // *ackCall
+	mu   struct {
+		sync.Mutex
+		calls     []*ackCall // ascending by ticket but for a few
+		committed uint64     // every batch up to it
+		open      int        // calls that are not answered yet
+		spare     []*endBatch
+		watching  bool
+		closed    bool
+		idle      sync.Cond // open became 0
+	}
+	watch *time.Timer // while calls wait: looks whether the store is still alive
+	ran   sync.WaitGroup
+}
+
+// endBatch is the ends of one record.
+type endBatch struct {
+	acks    *acks
+	number  uint64
+	ends    []offset.End
+	payload []byte
+	done    func(error) // onCommit, bound once
+	out     []*ackCall
+}
+
+func (a *acks) init(b *Broker) {
+	a.b = b
+	a.mu.idle.L = &a.mu
+}
+
+func (a *acks) call(done func(*wire.AckResponse, error)) *ackCall {
+	c, _ := a.pool.Get().(*ackCall)
+	if c == nil {
+		c = &ackCall{}
+	}
+	c.done = done
+	return c
+}
+
+func (a *acks) put(c *ackCall) {
+	c.done = nil
+	a.pool.Put(c)
+}
+
+// wait answers c when the batch of ends named by ticket is committed.
+func (a *acks) wait(c *ackCall, ticket uint64) {
+	a.mu.Lock()
+	if ticket <= a.mu.committed {
+		a.mu.Unlock()
+		c.done(&c.response, nil)
+		a.put(c)
+		return
+	}
+	c.ticket = ticket
+	a.mu.calls = append(a.mu.calls, c)
+	a.mu.open++
+	a.watchLocked()
+	a.mu.Unlock()
+	a.b.store.Kick()
+}
+
+// Gather is the store's: all ends that were acked since the last commit become one record.
+func (b *Broker) Gather(add func(kind journal.Kind, payload []byte, done func(error))) {
+	e := b.acks.batch()
+	e.ends, e.number = b.dispatch.TakeEnds(e.ends[:0])
+	if e.number == 0 {
+		b.acks.putBatch(e)
+		return
+	}
+	e.ends = offset.MergeEnds(e.ends)
+	e.payload = offset.AppendEnds(e.payload[:0], e.ends)
+	add(journal.KindEnd, e.payload, e.done)
+}
+
+func (a *acks) batch() *endBatch {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if n := len(a.mu.spare); n > 0 {
+		e := a.mu.spare[n-1]
+		a.mu.spare = a.mu.spare[:n-1]
+		return e
+	}
+	e := &endBatch{acks: a}
+	e.done = e.onCommit
+	return e
+}
+
+func (a *acks) putBatch(e *endBatch) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.mu.spare = append(a.mu.spare, e)
+}
+
+// onCommit answers the acks of this batch. Batches commit in the order of their numbers.
+func (e *endBatch) onCommit(err error) {
+	a := e.acks
+	if err != nil {
+		// What is in memory has these ends already. After a failed write that may never be on disk, and nothing is served from
+		// memory any more. When nothing was written the next batch takes them along; whoever asks again is answered by that.
+		a.b.failedBy(err)
+		if a.b.state.Load() != stateFailed {
+			a.b.dispatch.PutBack(e.ends)
+		}
+		if errors.Is(err, journal.ErrBusy) {
+			a.putBatch(e) // the calls wait on: the next commit is near
+			return
+		}
+	}
+	a.mu.Lock()
+	e.out = a.takeLocked(e.out[:0], e.number)
+	if err == nil {
+		a.mu.committed = e.number
+	}
+	a.mu.Unlock()
+	a.answer(e.out, err)
+	clear(e.out)
+	a.putBatch(e)
+}
+
+// takeLocked moves the calls up to a ticket to out.
+func (a *acks) takeLocked(out []*ackCall, ticket uint64) []*ackCall {
+	kept := a.mu.calls[:0]
+	for _, c := range a.mu.calls {
+		if c.ticket <= ticket {
+			out = append(out, c)
+		} else {
+			kept = append(kept, c)
+		}
+	}
+	clear(a.mu.calls[len(kept):])
+	a.mu.calls = kept
+	return out
+}
+
+func (a *acks) answer(calls []*ackCall, err error) {
+	if err != nil {
+		err = coded(err)
+	}
+	for _, c := range calls {
+		if err != nil {
+			a.b.metrics.refused(err)
+			c.done(nil, err)
+		} else {
+			c.done(&c.response, nil)
+		}
+		a.put(c)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.mu.open -= len(calls); a.mu.open == 0 {
+		a.mu.idle.Broadcast()
+	}
+}
+
+// watchLocked looks after a while whether the calls that wait can still be answered. A store that failed in a commit
+// which held nothing of ours tells nobody.
+func (a *acks) watchLocked() {
+	if a.mu.watching || a.mu.closed {
+		return
+	}
+	a.mu.watching = true
+	a.ran.Add(1)
+	a.watch = time.AfterFunc(failurePoll, a.look)
+}
+
+func (a *acks) look() {
+	defer a.ran.Done()
+	var out []*ackCall
+	err := a.b.store.Err()
+	a.mu.Lock()
+	a.mu.watching = false
+	if err != nil {
+		out = a.takeLocked(nil, ^uint64(0))
+	}
+	again := len(a.mu.calls) > 0
+	if again {
+		a.watchLocked()
+	}
+	a.mu.Unlock()
+	if again {
+		a.b.store.Kick()
+	}
+	if err != nil {
+		a.b.fail(err)
+		if len(out) > 0 {
+			a.answer(out, wire.Errorf(wire.CodeUnknown, "the store stopped: %v", err))
+			a.b.o.Flush()
+		}
+	}
+}
+
+// close waits until all calls are answered. It is the store that answers calls which come yet.
+func (a *acks) close() {
+	a.mu.Lock()
+	if a.mu.open > 0 {
+		a.mu.Unlock()
+		a.b.store.Kick()
+		a.mu.Lock()
+	}
+	for a.mu.open > 0 {
+		a.mu.idle.Wait()
+	}
+	a.mu.closed = true
+	stopped := a.mu.watching && a.watch.Stop()
+	a.mu.Unlock()
+	if stopped {
+		a.ran.Done()
+	}
+	a.ran.Wait()
+}

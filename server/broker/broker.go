@@ -1,0 +1,235 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jmqio/jmq/server/dispatch"
+	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/offset"
+	"github.com/jmqio/jmq/server/store"
+	"github.com/jmqio/jmq/wire"
+)
+
+// Options of a Broker.
+type Options struct {
+	// Offsets is the table that was given to the store too.
+	Offsets *offset.Table
+	// BrokerGroup is told in routes.
+	BrokerGroup string
+	// AckTimeout is how long a lease lasts. 0: 5 minutes.
+	AckTimeout time.Duration
+	// Grace is how long leases outlive their client's last connection. 0: 10 seconds; below 0: not at all.
+	Grace time.Duration
+	// WaitersMax bounds the fetches that wait. 0: 65,536.
+	WaitersMax int
+	// SubscriptionsMax bounds how many (group, topic) there can be: each stays for ever. 0: 100,000.
+	SubscriptionsMax int
+	// Readers is how many goroutines answer fetches that waited. 0: one a processor.
+	Readers int
+	// Flush is called when answers were given from a goroutine of the broker's own, after the last of some. nil: nothing.
+	Flush func()
+	// Boot makes lease ids of this boot differ from others', 24 bits. 0: random.
+	Boot   uint32
+	Logger *slog.Logger // nil: nobody
+}
+
+func (o Options) withDefaults() Options {
+	if o.SubscriptionsMax == 0 {
+		o.SubscriptionsMax = 100_000
+	}
+	if o.Readers == 0 {
+		o.Readers = runtime.GOMAXPROCS(0)
+	}
+	if o.Flush == nil {
+		o.Flush = func() {}
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return o
+}
+
+const (
+	messagesDefault = 10
+	bytesDefault    = 1 << 20
+	waitMax         = 30 * time.Second
+	onlyMax         = 4096                   // partitions that a fetch may name
+	itemsMax        = 4096                   // of an ack
+	rowsMax         = 1 << 15                // of an answer about groups: what fits into a frame
+	busyRetry       = 20 * time.Millisecond  // a queue full of appends is on disk after that
+	waitersRetry    = 500 * time.Millisecond // fetches that wait end one by one
+	readPause       = 5 * time.Second        // after a read error of a partition
+	failurePoll     = time.Second
+
+	// PartitionsMax is the most a topic may have here. A partition costs memory in each of its groups and a place in
+	// every checkpoint, and beyond some thousands no more consumers of one broker can share the load by it.
+	PartitionsMax = 4096
+)
+
+// Broker is one broker's engine. It owns the dispatcher's goroutine and its readers; Close ends both.
+type Broker struct {
+	o        Options
+	store    store.Store
+	dispatch *dispatch.Dispatcher
+	state    atomic.Int32
+	codec    wire.Codec
+	readers  readers
+	acks     acks
+	births   births
+	metrics  metrics
+	produces sync.Pool // *produceCall
+	buffers  sync.Pool // *[]byte, of fetches
+}
+
+// The states of a Broker, in this order.
+const (
+	stateNew int32 = iota
+	stateServing
+	stateFailed
+	stateStopping
+)
+
+var (
+	_ wire.Broker = (*Broker)(nil)
+	_ wire.Admin  = (*Broker)(nil)
+)
+
+// New returns a broker that refuses all requests until Start. It is made before its store, since the store's options
+// name b.Gather:
+//
+//	offsets := offset.NewTable()
+//	b := broker.New(broker.Options{Offsets: offsets})
+//	s, err := local.Open(local.Options{Tables: []store.Table{offsets}, Gather: b.Gather, ...})
+//	b.Start(s)
+//	...
+//	b.Close()
+//	s.Close()
+func New(o Options) *Broker {
+	b := &Broker{o: o.withDefaults()}
+	b.dispatch = dispatch.New(dispatch.Options{
+		Source: source{b}, AckTimeout: o.AckTimeout, Grace: o.Grace, WaitersMax: o.WaitersMax, Boot: o.Boot, Logger: o.Logger,
+	})
+	b.acks.init(b)
+	b.births.init()
+	b.readers.start(b, b.o.Readers)
+	return b
+}
+
+// Start opens the broker for requests. It registers OnCommit with the store.
+func (b *Broker) Start(s store.Store) {
+	b.store = s
+	s.Watch(b.OnCommit)
+	if !b.state.CompareAndSwap(stateNew, stateServing) {
+		panic("broker: started twice, or after Close")
+	}
+}
+
+// Close refuses new requests, ends fetches that wait with CodeStopping, waits for the commit of the acks that were taken,
+// and ends the goroutines. The store is closed after it.
+func (b *Broker) Close() {
+	b.state.Store(stateStopping)
+	b.dispatch.Stop(wire.Errorf(wire.CodeStopping, "the broker is being stopped"))
+	b.acks.close()
+	b.dispatch.Close()
+	b.readers.close()
+}
+
+// OnCommit is the store's Watch.
+func (b *Broker) OnCommit(p store.Partition, end index.Index) { b.dispatch.Commit(p, end) }
+
+// Attach and Detach note a client's connections, for the end of its leases. Detach comes after the last request of the
+// connection was handed over.
+func (b *Broker) Attach(p *wire.Peer) { b.dispatch.Attach(clientOf(p)) }
+func (b *Broker) Detach(p *wire.Peer) { b.dispatch.Detach(clientOf(p)) }
+
+func clientOf(p *wire.Peer) dispatch.Client {
+	return dispatch.Client{Namespace: p.Namespace, ID: p.ClientID}
+}
+
+// check returns an error while the broker takes no requests.
+func (b *Broker) check() error {
+	switch b.state.Load() {
+	case stateNew:
+		return wire.Errorf(wire.CodeStopping, "the broker is not started yet")
+	case stateStopping:
+		return wire.Errorf(wire.CodeStopping, "the broker is being stopped")
+	case stateFailed:
+		return failed(b.store.Err())
+	}
+	if err := b.store.Err(); err != nil {
+		b.fail(err)
+		return failed(err)
+	}
+	return nil
+}
+
+func failed(err error) error { return wire.Errorf(wire.CodeFailed, "the store stopped: %v", err) }
+
+// fail notes that the store has stopped: nothing is served any more, since what is in memory may be ahead of the disk.
+func (b *Broker) fail(err error) {
+	if b.state.CompareAndSwap(stateServing, stateFailed) {
+		b.o.Logger.Error("the broker stops serving: its store has failed", "err", err)
+		b.dispatch.Stop(failed(err))
+	}
+}
+
+// failedBy calls fail if err, of an append, says that the store has stopped.
+func (b *Broker) failedBy(err error) {
+	if errors.Is(err, errUnknown) || errors.Is(err, errFailed) {
+		b.fail(err)
+	}
+}
+
+// topic finds what a request names.
+func (b *Broker) topic(namespace uint32, name string) (store.Topic, error) {
+	if t, ok := b.store.Topic(namespace, name); ok {
+		return t, nil
+	}
+	// A name that no topic can have is told as such.
+	if err := wire.CheckTopic(name); err != nil {
+		return store.Topic{}, err
+	}
+	return store.Topic{}, wire.Errorf(wire.CodeTopicNotFound, "topic %q is not there", name)
+}
+
+// queue finds a group on a topic.
+func (b *Broker) queue(namespace uint32, name, group string) (store.Topic, dispatch.Queue, error) {
+	t, err := b.topic(namespace, name)
+	if err != nil {
+		return t, dispatch.Queue{}, err
+	}
+	q := dispatch.Queue{Topic: topicKey(&t)}
+	if id, ok := b.o.Offsets.Group(namespace, group); ok && b.o.Offsets.Has(id, q.Topic) {
+		q.Group = id
+		return t, q, nil
+	}
+	if err := wire.CheckGroup(group); err != nil {
+		return t, q, err
+	}
+	return t, q, wire.Errorf(wire.CodeGroupNotFound, "group %q is not on topic %q", group, name)
+}
+
+func topicKey(t *store.Topic) offset.Topic {
+	return offset.Topic{ID: uint64(t.ID), Incarnation: t.Incarnation}
+}
+
+// source is where dispatch reads a queue's state.
+type source struct{ b *Broker }
+
+func (s source) End(p store.Partition) (index.Index, error) {
+	_, end, err := s.b.store.Bounds(p)
+	return end, err
+}
+
+func (s source) Progress(g offset.GroupID, t offset.Topic, p uint16) (offset.Progress, uint32, bool) {
+	return s.b.o.Offsets.Progress(g, t, p)
+}
+
+// peer is PeerFrom without taking memory.
+func peer(ctx context.Context) *wire.Peer { return wire.PeerFrom(ctx) }

@@ -1,0 +1,269 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/jmqio/jmq/server/dispatch"
+	"github.com/jmqio/jmq/server/store"
+	"github.com/jmqio/jmq/wire"
+)
+
+// fetchCall is one Fetch under way.
+type fetchCall struct {
+	dispatch.Fetch
+	b        *Broker
+	ctx      context.Context
+	done     func(*wire.FetchResponse, error)
+	topic    string
+	bytesMax int
+	until    time.Time   // of the wait
+	stop     func() bool // of the watch over ctx, while parked
+	unread   error       // why a partition could not be read
+	next     *fetchCall  // in readers
+}
+
+// Fetch implements wire.Broker.
+func (b *Broker) Fetch(ctx context.Context, r *wire.FetchRequest, done func(*wire.FetchResponse, error)) {
+	c, err := b.fetchCall(ctx, r, done)
+	if err != nil {
+		err = coded(err)
+		b.metrics.refused(err)
+		done(nil, err)
+		return
+	}
+	c.take()
+}
+
+func (b *Broker) fetchCall(ctx context.Context, r *wire.FetchRequest, done func(*wire.FetchResponse, error)) (*fetchCall, error) {
+	if err := b.check(); err != nil {
+		return nil, err
+	}
+	who := peer(ctx)
+	t, q, err := b.queue(who.Namespace, r.Topic, r.Group)
+	if err != nil {
+		return nil, err
+	}
+	if len(r.Partitions) > onlyMax {
+		return nil, wire.Errorf(wire.CodeTooLarge, "%d partitions are named, at most %d can be", len(r.Partitions), onlyMax)
+	}
+	c := &fetchCall{b: b, ctx: ctx, done: done, topic: t.Name}
+	c.Queue, c.Partitions, c.Client, c.Member = q, int(t.Partitions), clientOf(who), r.Member
+	for _, p := range r.Partitions {
+		if p >= t.Partitions {
+			return nil, noPartition(&t, p)
+		}
+		c.Only = append(c.Only, uint16(p))
+	}
+	c.Max = min(orDefault(r.MessagesMax, messagesDefault), wire.BatchMessagesMax)
+	c.bytesMax = int(min(orDefault(r.BytesMax, bytesDefault), wire.BatchBytesMax))
+	if r.WaitMs > 0 {
+		c.until = time.Now().Add(min(time.Duration(r.WaitMs)*time.Millisecond, waitMax))
+	}
+	c.Waiter = c
+	return c, nil
+}
+
+func orDefault(v, zero uint32) uint32 {
+	if v == 0 {
+		return zero
+	}
+	return v
+}
+
+// take leases something and answers, or parks, or answers that there is nothing.
+func (c *fetchCall) take() {
+	for {
+		switch err := c.b.dispatch.Take(&c.Fetch); {
+		case err == nil:
+			if c.deliver() {
+				return
+			}
+			continue // that partition is paused now
+		case !errors.Is(err, dispatch.ErrNone):
+			c.answer(nil, err)
+			return
+		}
+		wait := time.Duration(0)
+		if !c.until.IsZero() {
+			wait = time.Until(c.until)
+		}
+		if wait <= 0 {
+			c.nothing()
+			return
+		}
+		c.Wait = wait
+		if c.ctx.Done() != nil {
+			c.stop = context.AfterFunc(c.ctx, func() { c.b.dispatch.Cancel(&c.Fetch) })
+		}
+		err := c.b.dispatch.Park(&c.Fetch)
+		if errors.Is(err, dispatch.ErrParked) {
+			return // c is not ours any more
+		}
+		c.unwatch()
+		if err != nil {
+			c.answer(nil, err)
+			return
+		}
+		if c.deliver() {
+			return
+		}
+	}
+}
+
+func (c *fetchCall) unwatch() {
+	if c.stop != nil {
+		c.stop()
+		c.stop = nil
+	}
+}
+
+// Granted implements dispatch.Waiter. This may be the journal's committer: a reader goes on.
+func (c *fetchCall) Granted(*dispatch.Fetch) { c.b.readers.push(c) }
+
+// resume goes on with a fetch that was parked.
+func (c *fetchCall) resume() {
+	c.unwatch()
+	switch {
+	case c.Err == nil:
+		if !c.deliver() {
+			c.take()
+		}
+	case errors.Is(c.Err, dispatch.ErrNone):
+		c.nothing()
+	default:
+		c.answer(nil, c.Err)
+	}
+}
+
+// deliver reads what was leased and answers. It returns false when that could not be read: its partition is left alone
+// for a while, and the fetch can try another.
+func (c *fetchCall) deliver() bool {
+	b := c.b
+	if err := c.ctx.Err(); err != nil {
+		b.dispatch.GiveBack(c.Queue, &c.Lease, 0)
+		c.answer(nil, err)
+		return true
+	}
+	l := &c.Lease
+	buf, _ := b.buffers.Get().(*[]byte)
+	if buf == nil {
+		buf = new([]byte)
+	}
+	defer b.buffers.Put(buf)
+	p := store.Partition{Topic: store.TopicID(c.Queue.Topic.ID), Incarnation: c.Queue.Topic.Incarnation, Partition: l.Partition}
+	out, next, err := b.store.Read(p, l.From, l.To, c.bytesMax, (*buf)[:0])
+	if err == nil && next <= l.From {
+		err = errors.New("broker: a leased message is not there")
+	}
+	if err != nil {
+		b.dispatch.GiveBack(c.Queue, l, readPause)
+		b.metrics.readErrors.Add(1)
+		b.o.Logger.Error("a partition cannot be read, and is left alone for a while", "topic", c.topic, "partition", l.Partition, "index", l.From, "pause", readPause, "err", err)
+		c.unread = err
+		return false
+	}
+	*buf = out
+	if to := min(next, l.To); to < l.To {
+		b.dispatch.Shrink(c.Queue, l, to)
+	}
+	b.metrics.delivered(l.Len(), len(out))
+	c.answer(&wire.FetchResponse{
+		Lease: l.ID, Partition: l.Partition, From: uint64(l.From), To: uint64(l.To), LeaseMs: uint32(l.For.Milliseconds()),
+		Epoch: uint64(b.store.Epoch()), Batches: out,
+	}, nil)
+	return true
+}
+
+// nothing answers a fetch for which nothing came.
+func (c *fetchCall) nothing() {
+	if c.unread != nil {
+		c.answer(nil, &wire.CodeError{Code: wire.CodeBusy, Message: "a partition cannot be read now: " + c.unread.Error(), RetryAfter: readPause})
+		return
+	}
+	c.answer(&wire.FetchResponse{}, nil)
+}
+
+func (c *fetchCall) answer(r *wire.FetchResponse, err error) {
+	if err != nil {
+		err = coded(err)
+		c.b.metrics.refused(err)
+	}
+	c.done(r, err)
+}
+
+// readers answer fetches that were parked. The Broker owns their goroutines.
+type readers struct {
+	mu struct {
+		sync.Mutex
+		head, tail *fetchCall
+		closed     bool
+	}
+	wake sync.Cond
+	all  sync.WaitGroup
+}
+
+func (r *readers) start(b *Broker, n int) {
+	r.wake.L = &r.mu
+	for range n {
+		r.all.Go(func() { r.run(b) })
+	}
+}
+
+// push never blocks. What is in the queue is bounded by the number of fetches that may park.
+func (r *readers) push(c *fetchCall) {
+	r.mu.Lock()
+	c.next = nil
+	if r.mu.tail != nil {
+		r.mu.tail.next = c
+	} else {
+		r.mu.head = c
+	}
+	r.mu.tail = c
+	r.mu.Unlock()
+	r.wake.Signal()
+}
+
+// pop returns nil when there is nothing and the readers are closed, or wait is false.
+func (r *readers) pop(wait bool) *fetchCall {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for r.mu.head == nil {
+		if r.mu.closed || !wait {
+			return nil
+		}
+		r.wake.Wait()
+	}
+	c := r.mu.head
+	if r.mu.head = c.next; r.mu.head == nil {
+		r.mu.tail = nil
+	}
+	c.next = nil
+	return c
+}
+
+const answersPerFlush = 16
+
+func (r *readers) run(b *Broker) {
+	for c := r.pop(true); c != nil; c = r.pop(true) {
+		for n := 0; c != nil; n++ {
+			c.resume()
+			if n == answersPerFlush {
+				break
+			}
+			c = r.pop(false)
+		}
+		b.o.Flush()
+	}
+}
+
+// close answers what is in the queue, and ends the goroutines.
+func (r *readers) close() {
+	r.mu.Lock()
+	r.mu.closed = true
+	r.mu.Unlock()
+	r.wake.Broadcast()
+	r.all.Wait()
+}

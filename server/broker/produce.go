@@ -1,0 +1,116 @@
+package broker
+
+import (
+	"context"
+	"time"
+
+	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/store"
+	"github.com/jmqio/jmq/wire"
+)
+
+// produceCall is one Produce under way; it goes back to the pool when it is answered.
+type produceCall struct {
+	b         *Broker
+	done      func(*wire.ProduceResponse, error)
+	committed func(first index.Index, stored int64, err error) // onCommit, bound once
+	started   time.Time
+	messages  int
+	bytes     int
+	response  wire.ProduceResponse
+
+	infos []wire.MessageInfo // scratch of the check
+	raw   []byte
+}
+
+func (b *Broker) produceCall() *produceCall {
+	if c, ok := b.produces.Get().(*produceCall); ok {
+		return c
+	}
+	c := &produceCall{b: b}
+	c.committed = c.onCommit
+	return c
+}
+
+// Produce implements wire.Broker.
+func (b *Broker) Produce(ctx context.Context, r *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) {
+	c := b.produceCall()
+	if err := c.append(ctx, r, done); err != nil {
+		c.done = nil
+		b.produces.Put(c)
+		b.failedBy(err)
+		err = coded(err)
+		b.metrics.refused(err)
+		done(nil, err)
+	}
+}
+
+// append judges the request and hands it to the store. On nil, onCommit answers and c may be another call's already.
+func (c *produceCall) append(ctx context.Context, r *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) error {
+	b := c.b
+	if err := b.check(); err != nil {
+		return err
+	}
+	t, err := b.topic(peer(ctx).Namespace, r.Topic)
+	if err != nil {
+		return err
+	}
+	if uint32(r.Partition) >= t.Partitions {
+		return noPartition(&t, uint32(r.Partition))
+	}
+	batch, err := wire.ParseBatch(r.Batch)
+	if err != nil {
+		return err
+	}
+	if err := batch.Verify(); err != nil {
+		return err
+	}
+	if err := c.judge(batch); err != nil {
+		return err
+	}
+	c.done, c.started, c.messages, c.bytes = done, time.Now(), batch.Count(), len(batch)
+	return b.store.AppendBatch(store.Partition{Topic: t.ID, Incarnation: t.Incarnation, Partition: r.Partition}, batch, c.committed)
+}
+
+func noPartition(t *store.Topic, p uint32) error {
+	return wire.Errorf(wire.CodePartitionNotFound, "topic %q has no partition %d: it has %d", t.Name, p, t.Partitions)
+}
+
+const rawKeptMax = 256 << 10 // scratch that a pooled call keeps
+
+// judge looks into every message, so that whatever is stored can be read by every consumer.
+func (c *produceCall) judge(batch wire.Batch) error {
+	if batch.Compression() == wire.CompressionNone {
+		infos, err := batch.MessageInfos(c.infos[:0])
+		c.infos = infos
+		return err
+	}
+	raw, err := c.b.codec.Messages(batch, c.raw)
+	if err != nil {
+		return err
+	}
+	if cap(raw) <= rawKeptMax {
+		c.raw = raw
+	}
+	it := wire.IterateMessages(batch, raw)
+	for it.Next() {
+	}
+	return it.Err()
+}
+
+// onCommit runs in the journal's committer.
+func (c *produceCall) onCommit(first index.Index, stored int64, err error) {
+	b, done := c.b, c.done
+	if err != nil {
+		b.failedBy(err)
+		err = coded(err)
+		b.metrics.refused(err)
+		done(nil, err)
+	} else {
+		b.metrics.produced(c.messages, c.bytes, time.Since(c.started))
+		c.response = wire.ProduceResponse{FirstIndex: uint64(first), StoredNs: stored}
+		done(&c.response, nil)
+	}
+	c.done = nil
+	b.produces.Put(c)
+}

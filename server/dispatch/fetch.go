@@ -1,0 +1,217 @@
+package dispatch
+
+import (
+	"math/bits"
+	"time"
+)
+
+// Fetch is one member's wish for a lease. The caller owns it; while it is parked it is the Dispatcher's.
+type Fetch struct {
+	Queue      Queue
+	Partitions int // how many the topic has
+	Client     Client
+	Member     uint32
+	Max        uint32        // messages, at least 1
+	Only       []uint16      // these partitions; empty: any
+	Wait       time.Duration // of a parked one
+	Waiter     Waiter        // of a parked one
+
+	Lease Lease // with Err == nil
+	Err   error // why a parked one ended without: ErrNone after Wait, ErrCancelled, or what Stop was given
+
+	cancelled  bool
+	parked     bool
+	next, prev *Fetch
+	member     *member
+	alarm      alarm
+}
+
+// Waiter is told, without a lock, that its parked fetch ended. It must not block: it runs in the journal's committer too.
+type Waiter interface{ Granted(f *Fetch) }
+
+func (f *Fetch) accepts(p uint16) bool {
+	if len(f.Only) == 0 {
+		return true
+	}
+	for _, o := range f.Only {
+		if o == p {
+			return true
+		}
+	}
+	return false
+}
+
+// fetchList is a list in order of arrival, by the fetches' own links.
+type fetchList struct{ head, tail *Fetch }
+
+func (l *fetchList) push(f *Fetch) {
+	f.next, f.prev = nil, l.tail
+	if l.tail != nil {
+		l.tail.next = f
+	} else {
+		l.head = f
+	}
+	l.tail = f
+}
+
+func (l *fetchList) remove(f *Fetch) {
+	if f.prev != nil {
+		f.prev.next = f.next
+	} else {
+		l.head = f.next
+	}
+	if f.next != nil {
+		f.next.prev = f.prev
+	} else {
+		l.tail = f.prev
+	}
+	f.next, f.prev = nil, nil
+}
+
+// call tells each that it ended. No lock may be held.
+func (l *fetchList) call() {
+	for f := l.head; f != nil; {
+		next := f.next // f is its caller's again from here on
+		f.next, f.prev = nil, nil
+		f.Waiter.Granted(f)
+		f = next
+	}
+}
+
+// Take leases the next range, or returns ErrNone.
+func (d *Dispatcher) Take(f *Fetch) error { return d.fetch(f, false) }
+
+// Park leases the next range, or parks the fetch and returns ErrParked: then its Waiter is told once, maybe before Park
+// returns.
+func (d *Dispatcher) Park(f *Fetch) error { return d.fetch(f, true) }
+
+func (d *Dispatcher) fetch(f *Fetch, park bool) error {
+	if f.Max == 0 {
+		panic("dispatch: a fetch of no message")
+	}
+	if err := d.load(f.Queue, f.Partitions); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	q := d.mu.queues[f.Queue]
+	switch {
+	case d.mu.stopped != nil:
+		return d.mu.stopped
+	case f.cancelled:
+		return ErrCancelled
+	}
+	if p := q.choose(f); p != nil {
+		d.grant(p, f)
+		return nil
+	}
+	if !park {
+		return ErrNone
+	}
+	if d.mu.waiting >= d.o.WaitersMax {
+		d.mu.metrics.Refused++
+		return ErrBusy
+	}
+	f.parked = true
+	f.member = d.member(f.Client, q, f.Member)
+	f.member.parked++
+	q.parked.push(f)
+	d.mu.waiting++
+	d.set(&f.alarm, f, d.now()+f.Wait)
+	return ErrParked
+}
+
+// Cancel ends f if it is parked, and lets it not park any more.
+func (d *Dispatcher) Cancel(f *Fetch) {
+	var out fetchList
+	d.mu.Lock()
+	f.cancelled = true
+	if f.parked {
+		d.unpark(d.mu.queues[f.Queue], f)
+		f.Err = ErrCancelled
+		out.push(f)
+	}
+	d.mu.Unlock()
+	out.call()
+}
+
+// expire ends f: it waited long enough.
+func (f *Fetch) expire(d *Dispatcher, out *fetchList) {
+	d.unpark(d.mu.queues[f.Queue], f)
+	f.Err = ErrNone
+	out.push(f)
+}
+
+// unpark takes f out of q. Its member is kept for a lease that follows at once, or settled by it.
+func (d *Dispatcher) unpark(q *queue, f *Fetch) {
+	q.parked.remove(f)
+	d.unset(&f.alarm)
+	d.mu.waiting--
+	m := f.member
+	f.parked, f.member = false, nil
+	m.parked--
+	d.settle(m)
+}
+
+// pick returns the parked fetch that gets p: the first that accepts it and whose member holds less than its fair share,
+// else the first that accepts it.
+func (q *queue) pick(p *partition) *Fetch {
+	var first *Fetch
+	share := 0
+	for f := q.parked.head; f != nil; f = f.next {
+		if !f.accepts(p.number) {
+			continue
+		}
+		if first == nil {
+			first = f
+			share = (len(q.partitions) + q.active - 1) / q.active
+		}
+		if len(f.member.leases) < share {
+			return f
+		}
+	}
+	return first
+}
+
+// choose returns a ready partition that f accepts, going round behind the one given last; nil if there is none.
+func (q *queue) choose(f *Fetch) *partition {
+	if len(f.Only) > 0 {
+		var best *partition
+		for _, n := range f.Only {
+			if int(n) >= q.loaded || q.ready[n/64]&(1<<(n%64)) == 0 {
+				continue
+			}
+			if p := q.partitions[n]; best == nil || q.distance(p) < q.distance(best) {
+				best = p
+			}
+		}
+		return best
+	}
+	if len(q.ready) == 0 {
+		return nil
+	}
+	start := q.next
+	if start >= len(q.partitions) {
+		start = 0
+	}
+	// The word that holds start is looked at twice: from start on first, below it last.
+	for i, w := 0, start/64; i <= len(q.ready); i, w = i+1, (w+1)%len(q.ready) {
+		word := q.ready[w]
+		switch i {
+		case 0:
+			word &= ^uint64(0) << (start % 64)
+		case len(q.ready):
+			word &= 1<<(start%64) - 1
+		}
+		if word != 0 {
+			return q.partitions[w*64+bits.TrailingZeros64(word)]
+		}
+	}
+	return nil
+}
+
+// distance is how far p lies behind where the search starts.
+func (q *queue) distance(p *partition) int {
+	n := len(q.partitions)
+	return (int(p.number) - q.next%n + n) % n
+}

@@ -1,0 +1,229 @@
+package offset
+
+import (
+	"fmt"
+	"sort"
+	"strings"
+
+	"github.com/jmqio/jmq/server/index"
+)
+
+// Range is the indexes [From, To).
+type Range struct{ From, To index.Index }
+
+// Len returns how many indexes are in r; none if To <= From.
+func (r Range) Len() uint64 {
+	if r.To <= r.From {
+		return 0
+	}
+	return uint64(r.To - r.From)
+}
+
+// Contains reports whether all of o is in r.
+func (r Range) Contains(o Range) bool { return r.From <= o.From && o.To <= r.To }
+
+func (r Range) String() string { return fmt.Sprintf("[%d,%d)", r.From, r.To) }
+
+// Ranges is a set of indexes, held as ranges.
+//
+//	s[i].From < s[i].To < s[i+1].From    (ascending, never empty, never touching)
+//
+// So equal sets are equal slices. A lookup is a binary search, a change moves the tail of the slice. The zero value is
+// the empty set.
+type Ranges []Range
+
+// first returns the position of the first range that ends at or after i: the one that holds i, touches i from below, or
+// lies above it.
+func (s Ranges) first(i index.Index) int {
+	return sort.Search(len(s), func(k int) bool { return s[k].To >= i })
+}
+
+// Add puts r into the set and returns how many indexes were not there before.
+func (s *Ranges) Add(r Range) uint64 {
+	if r.Len() == 0 {
+		return 0
+	}
+	// The usual case: acks come in order.
+	if n := len(*s); n == 0 || (*s)[n-1].To < r.From {
+		*s = append(*s, r)
+		return r.Len()
+	}
+	lo := s.first(r.From)
+	hi, merged, had := lo, r, uint64(0)
+	for ; hi < len(*s) && (*s)[hi].From <= r.To; hi++ {
+		o := (*s)[hi]
+		had += overlap(o, r)
+		merged.From = min(merged.From, o.From)
+		merged.To = max(merged.To, o.To)
+	}
+	if lo == hi {
+		*s = append(*s, Range{})
+		copy((*s)[lo+1:], (*s)[lo:])
+		(*s)[lo] = r
+		return r.Len()
+	}
+	(*s)[lo] = merged
+	*s = append((*s)[:lo+1], (*s)[hi:]...)
+	return r.Len() - had
+}
+
+// Remove takes r out of the set and returns how many indexes that were.
+func (s *Ranges) Remove(r Range) uint64 {
+	if r.Len() == 0 {
+		return 0
+	}
+	lo := sort.Search(len(*s), func(k int) bool { return (*s)[k].To > r.From })
+	hi, had := lo, uint64(0)
+	for ; hi < len(*s) && (*s)[hi].From < r.To; hi++ {
+		had += overlap((*s)[hi], r)
+	}
+	if lo == hi {
+		return 0
+	}
+	left := Range{(*s)[lo].From, r.From}
+	right := Range{r.To, (*s)[hi-1].To}
+	switch {
+	case left.Len() > 0 && right.Len() > 0:
+		if hi-lo == 1 {
+			*s = append(*s, Range{})
+			copy((*s)[hi+1:], (*s)[hi:])
+			hi++
+		}
+		(*s)[lo], (*s)[lo+1] = left, right
+		lo += 2
+	case left.Len() > 0:
+		(*s)[lo] = left
+		lo++
+	case right.Len() > 0:
+		(*s)[lo] = right
+		lo++
+	}
+	*s = append((*s)[:lo], (*s)[hi:]...)
+	return had
+}
+
+// Count returns how many indexes of r are in the set.
+func (s Ranges) Count(r Range) uint64 {
+	n := uint64(0)
+	for k := s.first(r.From); k < len(s) && s[k].From < r.To; k++ {
+		n += overlap(s[k], r)
+	}
+	return n
+}
+
+// Contains reports whether i is in the set.
+func (s Ranges) Contains(i index.Index) bool {
+	k := sort.Search(len(s), func(k int) bool { return s[k].To > i })
+	return k < len(s) && s[k].From <= i
+}
+
+// Gap returns the first run of r that is not in the set; an empty range at r.To when all of r is.
+func (s Ranges) Gap(r Range) Range {
+	from := r.From
+	k := sort.Search(len(s), func(k int) bool { return s[k].To > from })
+	if k < len(s) && s[k].From <= from {
+		from = s[k].To // ranges never touch, so what follows is a gap
+		k++
+	}
+	if from >= r.To {
+		return Range{r.To, r.To}
+	}
+	if k < len(s) && s[k].From < r.To {
+		return Range{from, s[k].From}
+	}
+	return Range{from, r.To}
+}
+
+// Len returns how many indexes are in the set.
+func (s Ranges) Len() uint64 {
+	n := uint64(0)
+	for _, r := range s {
+		n += r.Len()
+	}
+	return n
+}
+
+func (s Ranges) String() string {
+	if len(s) == 0 {
+		return "none"
+	}
+	b := strings.Builder{}
+	for i, r := range s {
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		b.WriteString(r.String())
+	}
+	return b.String()
+}
+
+// check returns an error when s is not as its invariant says, or does not lie above the ack offset.
+func (s Ranges) check(ack index.Index) error {
+	for i, r := range s {
+		if r.From <= ack || r.To <= r.From {
+			return fmt.Errorf("range %d of %d is %v, the one before ends at %d", i, len(s), r, ack)
+		}
+		ack = r.To
+	}
+	return nil
+}
+
+func overlap(a, b Range) uint64 {
+	return Range{max(a.From, b.From), min(a.To, b.To)}.Len()
+}
+
+// Progress is how far a group is in one partition: every index below Ack has ended, and those in Consumed.
+//
+//	Ack < Consumed[0].From    (what touches Ack is absorbed by it)
+//
+// So index Ack has not ended. Progress grows only; a reset puts a new one in its place. It stays small because nothing is
+// leased beyond the first run that has not ended: what lies above Ack comes from one lease.
+type Progress struct {
+	Ack      index.Index
+	Consumed Ranges
+}
+
+// Add notes that r ended and returns how many indexes had not before.
+func (p *Progress) Add(r Range) uint64 {
+	r.From = max(r.From, p.Ack)
+	if r.Len() == 0 {
+		return 0
+	}
+	if r.From > p.Ack {
+		return p.Consumed.Add(r)
+	}
+	had := p.Consumed.Count(r)
+	p.Ack = r.To
+	// Drop what the new offset passed or touches.
+	k := 0
+	for ; k < len(p.Consumed) && p.Consumed[k].From <= p.Ack; k++ {
+		p.Ack = max(p.Ack, p.Consumed[k].To)
+	}
+	if k > 0 {
+		p.Consumed = append(p.Consumed[:0], p.Consumed[k:]...)
+	}
+	return r.Len() - had
+}
+
+// Gap returns the first run below end that has not ended; an empty range when there is none.
+func (p *Progress) Gap(end index.Index) Range {
+	if p.Ack >= end {
+		return Range{end, end}
+	}
+	if len(p.Consumed) > 0 && p.Consumed[0].From < end {
+		return Range{p.Ack, p.Consumed[0].From}
+	}
+	return Range{p.Ack, end}
+}
+
+// Count returns how many indexes of r have ended.
+func (p *Progress) Count(r Range) uint64 {
+	return overlap(Range{0, p.Ack}, r) + p.Consumed.Count(r)
+}
+
+// Clone returns a copy that shares nothing with p.
+func (p *Progress) Clone() Progress {
+	return Progress{Ack: p.Ack, Consumed: append(Ranges(nil), p.Consumed...)}
+}
+
+func (p Progress) String() string { return fmt.Sprintf("offset %d consumed %v", p.Ack, p.Consumed) }
