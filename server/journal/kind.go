@@ -1,7 +1,10 @@
 package journal
 
+import "fmt"
+
 // Kind says what a record is. The numbers are the format's and are never used again; a kind gets its payload's layout
-// in FORMAT.md when it is first written.
+// in FORMAT.md when it is first written. 0 is never a kind. The journal itself writes KindNoop and KindEpoch and looks
+// into no payload.
 type Kind uint8
 
 const (
@@ -22,3 +25,18 @@ const (
 	KindTopic          Kind = 15 // a topic is made or changed, server/store
 	KindCarriedForward Kind = 16
 )
+
+var kindNames = [...]string{
+	KindNoop: "noop", KindEpoch: "epoch", KindMessages: "messages", KindDelayed: "delayed",
+	KindDelayedCancel: "delayedCancel", KindTxPrepare: "txPrepare", KindTxMessages: "txMessages",
+	KindTxCommit: "txCommit", KindTxRollback: "txRollback", KindEnd: "end", KindLeaseExpiry: "leaseExpiry",
+	KindOffsetReset: "offsetReset", KindRetryHandoff: "retryHandoff", KindRetryEnd: "retryEnd", KindTopic: "topic",
+	KindCarriedForward: "carriedForward",
+}
+
+func (k Kind) String() string {
+	if int(k) < len(kindNames) && kindNames[k] != "" {
+		return kindNames[k]
+	}
+	return fmt.Sprintf("kind%d", uint8(k))
+}

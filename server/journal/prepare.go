@@ -1,0 +1,252 @@
+package journal
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+const (
+	fillChunkBytes = 1 << 20         // one write of the zero-filling
+	fillSyncBytes  = 8 << 20         // it syncs after so many, so that its sync never stalls a commit for long
+	prepareRetry   = 1 * time.Second // after a failed preparation
+)
+
+func (j *Journal) wakePreparer() {
+	select {
+	case j.prepare <- struct{}{}:
+	default:
+	}
+}
+
+// fitsLocked reports whether an append of n bytes finds a segment.
+func (j *Journal) fitsLocked(n int64) bool {
+	if int64(j.mu.limit-j.mu.next) >= n {
+		return true
+	}
+	for _, s := range j.mu.spares {
+		if s.capacity >= n {
+			return true
+		}
+	}
+	return false
+}
+
+// takeSpareLocked takes the largest spare, if it holds n bytes; the small one stays for the moment when nothing else is ready.
+func (j *Journal) takeSpareLocked(n int64) (spare, bool) {
+	best := -1
+	for i, s := range j.mu.spares {
+		if s.capacity >= n && (best < 0 || s.capacity > j.mu.spares[best].capacity) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return spare{}, false
+	}
+	s := j.mu.spares[best]
+	j.mu.spares = append(j.mu.spares[:best], j.mu.spares[best+1:]...)
+	return s, true
+}
+
+// urgentLocked returns the file size of the segment that is needed at once, 0 if none is: an append was refused, or half of
+// the last segment is used and there is no spare. It is small, so that it is soon there.
+func (j *Journal) urgentLocked() int64 {
+	m := &j.mu
+	if m.need > 0 && !j.fitsLocked(m.need) {
+		size := (m.need + headerBlockBytes + 4095) &^ 4095
+		return max(size, j.opts.SegmentBytesFirst)
+	}
+	if len(m.spares) == 0 && m.next >= m.mark {
+		return j.opts.SegmentBytesFirst
+	}
+	return 0
+}
+
+// fullLocked returns the file size of a full segment if no spare is one, else 0.
+func (j *Journal) fullLocked() int64 {
+	for _, s := range j.mu.spares {
+		if s.capacity+headerBlockBytes >= j.opts.SegmentBytesMax {
+			return 0
+		}
+	}
+	return j.opts.SegmentBytesMax
+}
+
+// preparer is the goroutine that keeps one full spare ready, and makes a small segment when one is needed before.
+// A failure is not the journal's: nothing of a spare is in use. It tries again after prepareRetry; meanwhile appends that
+// need a segment get ErrNoSpace.
+func (j *Journal) preparer() {
+	defer j.wg.Done()
+	fullFailed := false
+	for {
+		j.mu.Lock()
+		size, urgent := j.urgentLocked(), true
+		if size == 0 && !fullFailed {
+			size, urgent = j.fullLocked(), false
+		}
+		j.mu.Unlock()
+		failed := false
+		if size > 0 {
+			err := j.prepareSpare(size, urgent)
+			switch {
+			case errors.Is(err, errStopped):
+				return
+			case err != nil && urgent:
+				failed = true
+			case err != nil:
+				fullFailed = true
+				j.opts.Logger.Warn("next journal segment not prepared", "bytes", size, "error", err)
+			}
+			if !failed {
+				continue
+			}
+		}
+		// After a failure nothing but time makes another try worthwhile.
+		var retry <-chan time.Time
+		var timer *time.Timer
+		if failed || fullFailed {
+			timer = time.NewTimer(prepareRetry)
+			retry = timer.C
+		}
+		wake := j.prepare
+		if failed {
+			wake = nil
+		}
+		select {
+		case <-wake:
+		case <-retry:
+			fullFailed = false
+		case <-j.stop:
+			if timer != nil {
+				timer.Stop()
+			}
+			return
+		}
+		if timer != nil {
+			timer.Stop()
+		}
+	}
+}
+
+var errStopped = errors.New("stopped")
+
+// prepareSpare makes one spare and tells those who wait for it, or for its failure if it was urgent.
+func (j *Journal) prepareSpare(size int64, urgent bool) error {
+	s, err := j.makeSpare(size, urgent)
+	if errors.Is(err, errStopped) {
+		return err
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	m := &j.mu
+	if err != nil {
+		m.metrics.PrepareFailed++
+		if urgent {
+			if m.prepareErr == nil {
+				j.opts.Logger.Warn("no journal segment could be prepared", "bytes", size, "error", err)
+			}
+			m.prepareErr = fmt.Errorf("%w: %w", ErrNoSpace, err)
+			j.roomLocked()
+		}
+		return err
+	}
+	m.metrics.Prepared++
+	m.spares = append(m.spares, s)
+	if m.prepareErr != nil {
+		j.opts.Logger.Info("journal segments can be prepared again")
+		m.prepareErr = nil
+	}
+	if m.need > 0 && j.fitsLocked(m.need) {
+		m.need = 0
+	}
+	j.roomLocked()
+	return nil
+}
+
+// makeSpare makes a file of size zeroes, synced, under a spare's name. The name itself needs no sync: a spare that is
+// lost is only made again. While it fills a full one it makes a small one when that is needed.
+func (j *Journal) makeSpare(size int64, urgent bool) (s spare, err error) {
+	j.mu.Lock()
+	j.mu.spareCount++
+	n := j.mu.spareCount
+	j.mu.Unlock()
+	filling := j.fs.PathJoin(j.opts.Dir, fmt.Sprintf(fillingNameFormat, n))
+	path := j.fs.PathJoin(j.opts.Dir, fmt.Sprintf(spareNameFormat, n))
+	f, err := j.fs.Create(filling, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return s, fmt.Errorf("prepare segment: %w", err)
+	}
+	err = j.fill(f, size, urgent)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err == nil {
+		err = j.fs.Rename(filling, path)
+	}
+	if err != nil {
+		_ = f.Close()
+		_ = j.fs.Remove(filling) // if it stays, Open removes it
+		return s, fmt.Errorf("prepare segment %s: %w", filling, err)
+	}
+	return spare{path: path, capacity: size - headerBlockBytes, file: f}, nil
+}
+
+func (j *Journal) fill(f vfs.File, size int64, urgent bool) error {
+	began := time.Now()
+	synced := int64(0)
+	for off := int64(0); off < size; {
+		select {
+		case <-j.stop:
+			return errStopped
+		default:
+		}
+		chunk := min(fillChunkBytes, size-off)
+		for end := off + chunk; off < end; {
+			n := min(int64(len(zeroes)), end-off)
+			if err := writeAt(f, zeroes[:n], off); err != nil {
+				return err
+			}
+			off += n
+		}
+		if urgent {
+			continue
+		}
+		if off-synced >= fillSyncBytes && off < size {
+			if err := f.SyncData(); err != nil {
+				return err
+			}
+			synced = off
+			// The disk is the commits'; filling takes at most half of it.
+			if err := j.pause(time.Since(began)); err != nil {
+				return err
+			}
+			began = time.Now()
+		}
+		j.mu.Lock()
+		small := j.urgentLocked()
+		failing := j.mu.prepareErr != nil
+		j.mu.Unlock()
+		if small > 0 && !failing {
+			if err := j.prepareSpare(small, true); errors.Is(err, errStopped) {
+				return err
+			}
+			began = time.Now()
+		}
+	}
+	return nil
+}
+
+// pause waits for d, or until a segment is needed.
+func (j *Journal) pause(d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-j.prepare:
+	case <-j.stop:
+		return errStopped
+	}
+	return nil
+}
