@@ -133,6 +133,7 @@ func (f *flushing) done() {
 		return // what was written is beyond the end now; the next Flush writes what is there then
 	}
 	p.flushed += Index(len(f.tail))
+	p.fileLast = f.tail[len(f.tail)-1].Stored
 	rest := p.tail[len(f.tail):]
 	if cap(p.tail) > 4*(len(rest)+ChunkEntries) {
 		p.tail = append(make([]Entry, 0, len(rest)+ChunkEntries), rest...)
@@ -146,8 +147,14 @@ type State struct {
 	Key     Key
 	First   Index
 	Flushed Index   // end of the file
-	Last    int64   // stored time of the last entry
+	Last    int64   // Stored of the last entry in the file; 0 without one
 	Tail    []Entry // from Flushed on; in a snapshot it is valid only during the call
+}
+
+// Below cuts off what lies at or beyond a position of the journal. What is in the file must lie below.
+func (st *State) Below(position uint64) {
+	n := sort.Search(len(st.Tail), func(i int) bool { return st.Tail[i].Position >= position })
+	st.Tail = st.Tail[:n]
 }
 
 // Snapshot calls each with every partition that is not empty, one after the other. Appends go on meanwhile: a partition may hold
@@ -158,7 +165,7 @@ func (s *Set) Snapshot(each func(*State) error) error {
 	defer s.work.Unlock()
 	for _, p := range s.all() {
 		p.mu.RLock()
-		st := State{Key: p.key, First: p.first, Flushed: p.flushed, Last: p.last, Tail: p.tail[:len(p.tail):len(p.tail)]}
+		st := State{Key: p.key, First: p.first, Flushed: p.flushed, Last: p.fileLast, Tail: p.tail[:len(p.tail):len(p.tail)]}
 		p.mu.RUnlock()
 		if st.First == 0 && st.Flushed == 0 && len(st.Tail) == 0 {
 			continue
@@ -176,8 +183,24 @@ func (s *Set) Restore(st *State) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cuts++
-	p.first, p.flushed, p.last = st.First, st.Flushed, st.Last
+	p.first, p.flushed, p.fileLast = st.First, st.Flushed, st.Last
 	p.tail = append([]Entry(nil), st.Tail...)
+}
+
+// RestoreMore appends entries to the tail of a partition that was restored: a long tail comes in several parts.
+func (s *Set) RestoreMore(k Key, entries []Entry) {
+	p := s.make(k)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.tail = append(p.tail, entries...)
+}
+
+// Reset forgets everything, before another checkpoint is restored. No file is touched.
+func (s *Set) Reset() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.parts = map[Key]*partition{}
+	s.mu.list = nil
 }
 
 // Check looks whether the files hold as much as they should, without reading them, and returns what is damaged. What a

@@ -77,8 +77,8 @@ type partition struct {
 	// tail has the entries from flushed on. What is below its length never changes while it is in this array, except under
 	// Set.work: a snapshot may read it without mu.
 	tail []Entry
-	// last is the stored time of the last entry ever appended.
-	last int64
+	// fileLast is the Stored of the entry before the tail; 0 without one.
+	fileLast int64
 	// cuts counts Truncates, so that a Flush notices one that came in between.
 	cuts int
 }
@@ -128,8 +128,7 @@ func (s *Set) all() []*partition {
 }
 
 // Append adds the entries of one batch, whose first message has index first, and returns the partition's new end. A batch
-// that is there already changes nothing: what follows a checkpoint may be read twice. One that leaves a gap or overlaps
-// otherwise is a GapError.
+// that does not begin at the end is a GapError.
 func (s *Set) Append(k Key, first Index, b *Batch) (Index, error) {
 	if b.Count == 0 || (b.Tags != nil && len(b.Tags) != int(b.Count)) {
 		panic(fmt.Sprintf("index: append of %d messages with %d tags", b.Count, len(b.Tags)))
@@ -139,14 +138,14 @@ func (s *Set) Append(k Key, first Index, b *Batch) (Index, error) {
 	defer p.mu.Unlock()
 	end := p.flushed + Index(len(p.tail))
 	if first != end {
-		if first+Index(b.Count) <= end && (first < p.flushed || p.tail[first-p.flushed].Position == b.Position) {
-			return end, nil
-		}
 		return end, &GapError{Key: k, End: end, First: first, Position: b.Position}
 	}
 	// A clock that was set back must not take the order from under Seek.
-	p.last = max(p.last, b.Stored)
-	e := Entry{Position: b.Position, Stored: p.last, Size: b.Size, Count: b.Count}
+	last := p.fileLast
+	if n := len(p.tail); n > 0 {
+		last = p.tail[n-1].Stored
+	}
+	e := Entry{Position: b.Position, Stored: max(last, b.Stored), Size: b.Size, Count: b.Count}
 	for i := range int(b.Count) {
 		e.Slot = uint16(i)
 		if b.Tags != nil {
@@ -296,7 +295,7 @@ func (s *Set) Truncate(k Key, end Index) {
 		// A new array: a snapshot may be reading the old one, which the next Append would overwrite.
 		p.tail = append([]Entry(nil), p.tail[:end-p.flushed]...)
 	} else {
-		p.flushed, p.tail = end, nil
+		p.flushed, p.tail = end, nil // fileLast stays: it may be too high, and then Seek finds an earlier message
 	}
 	p.first = min(p.first, end)
 }

@@ -153,6 +153,13 @@ func (t *Topics) List() []Topic {
 	return list
 }
 
+// Len returns how many topics there are.
+func (t *Topics) Len() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.mu.list)
+}
+
 // IDMax returns the highest id there is, 0 without topics.
 func (t *Topics) IDMax() TopicID {
 	t.mu.Lock()

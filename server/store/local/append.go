@@ -1,0 +1,266 @@
+package local
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/store"
+	"github.com/jmqio/jmq/wire"
+)
+
+// pending is one record on its way into the log. It comes from the store's pool and goes back when it is committed.
+type pending struct {
+	journal.Append
+	entry [1]journal.Entry
+
+	part     *part // of a batch, else nil
+	first    index.Index
+	batch    index.Batch
+	infos    []wire.MessageInfo
+	tags     []uint32
+	header   [wire.BatchHeaderBytes]byte // what tables see of a batch
+	payload  []byte                      // what tables see of another record
+	batchOK  func(first index.Index, stored int64, err error)
+	recordOK func(error)
+}
+
+// payloadKeptMax is the largest buffer that stays with a pooled pending.
+const payloadKeptMax = 64 << 10
+
+func (s *Store) take() *pending {
+	if a, ok := s.pendings.Get().(*pending); ok {
+		return a
+	}
+	a := new(pending)
+	a.Entries = a.entry[:]
+	a.Done = func(_ *journal.Append, err error) { s.committed(a, err) }
+	return a
+}
+
+func (s *Store) put(a *pending) {
+	a.part, a.batchOK, a.recordOK = nil, nil, nil
+	a.entry[0] = journal.Entry{}
+	a.batch.Tags = nil
+	a.Urgent = false
+	if cap(a.payload) > payloadKeptMax {
+		a.payload = nil
+	}
+	s.pendings.Put(a)
+}
+
+// AppendBatch gives the batch its place and appends it.
+func (s *Store) AppendBatch(p store.Partition, batch []byte, done func(first index.Index, stored int64, err error)) error {
+	pt, err := s.part(p)
+	if err != nil {
+		return err
+	}
+	b, err := wire.ParseBatch(batch)
+	if err != nil {
+		return fmt.Errorf("%w: %w", store.ErrBatch, err)
+	}
+	a := s.take()
+	if a.infos, err = b.MessageInfos(a.infos[:0]); err != nil {
+		s.put(a)
+		return fmt.Errorf("%w: %w", store.ErrBatch, err)
+	}
+	a.part, a.batchOK = pt, done
+	a.batch = index.Batch{Size: uint32(len(b)), Count: uint16(b.Count())}
+	a.tags, a.batch.Tags = tagsOf(a.tags, a.infos)
+	t := &pt.topic.topic
+	fields := wire.BrokerFields{
+		Namespace: t.Namespace, Partition: pt.number, Topic: uint64(t.ID), Incarnation: t.Incarnation,
+	}
+	a.entry[0] = journal.Entry{Kind: journal.KindMessages, Payload: b}
+
+	s.order.Lock()
+	if err = s.takesLocked(); err == nil {
+		a.Stored = s.opt.Now().UnixNano()
+		a.first, a.batch.Stored = pt.assigned, a.Stored
+		fields.FirstIndex, fields.StoredNs = uint64(a.first), a.Stored
+		b.SetBroker(fields)
+		copy(a.header[:], b)
+		if err = s.log.Append(&a.Append); err == nil {
+			pt.assigned += index.Index(b.Count())
+		}
+	}
+	s.order.Unlock()
+	if err != nil {
+		s.put(a)
+		return err
+	}
+	s.log.TryLead()
+	return nil
+}
+
+// takesLocked says whether anything may be appended. s.order is held.
+func (s *Store) takesLocked() error {
+	if p := s.failure.Load(); p != nil {
+		return fmt.Errorf("%w: %w", journal.ErrFailed, *p)
+	}
+	if s.order.closed {
+		return journal.ErrClosed
+	}
+	return nil
+}
+
+// tagsOf puts the tag hashes of messages into buf, and returns it and what the index takes: nil when none has a tag.
+func tagsOf(buf []uint32, infos []wire.MessageInfo) (kept, tags []uint32) {
+	some := uint32(0)
+	buf = buf[:0]
+	for i := range infos {
+		buf = append(buf, infos[i].TagHash)
+		some |= infos[i].TagHash
+	}
+	if some == 0 {
+		return buf, nil
+	}
+	return buf, buf
+}
+
+// AppendRecord appends one record of another kind.
+func (s *Store) AppendRecord(kind journal.Kind, payload []byte, done func(error)) error {
+	if err := s.appendRecord(kind, payload, done, false); err != nil {
+		return err
+	}
+	s.log.TryLead()
+	return nil
+}
+
+func (s *Store) appendRecord(kind journal.Kind, payload []byte, done func(error), urgent bool) error {
+	switch kind {
+	case 0, journal.KindNoop, journal.KindEpoch, journal.KindMessages:
+		panic(fmt.Sprintf("store: AppendRecord of kind %d", kind))
+	}
+	a := s.take()
+	a.recordOK = done
+	a.Urgent = urgent
+	a.payload = append(a.payload[:0], payload...)
+	a.entry[0] = journal.Entry{Kind: kind, Payload: a.payload}
+	s.order.Lock()
+	err := s.takesLocked()
+	if urgent && errors.Is(err, journal.ErrClosed) {
+		err = nil // a closing log lets in what was held back
+	}
+	if err == nil {
+		a.Stored = s.opt.Now().UnixNano()
+		err = s.log.Append(&a.Append)
+	}
+	s.order.Unlock()
+	if err != nil {
+		s.put(a)
+	}
+	return err
+}
+
+// beforeCommit asks for the records that were held back. The log calls it at the start of each commit.
+func (s *Store) beforeCommit() {
+	if s.opt.Gather == nil || !s.started.Load() {
+		return
+	}
+	s.opt.Gather(s.gathered)
+}
+
+func (s *Store) gathered(kind journal.Kind, payload []byte, done func(error)) {
+	if err := s.appendRecord(kind, payload, done, true); err != nil {
+		done(err)
+	}
+}
+
+// committed is called by the log for each record, in order.
+func (s *Store) committed(a *pending, err error) {
+	if err == nil {
+		rec := journal.Record{
+			Kind: a.entry[0].Kind, Position: a.entry[0].Position, Stored: a.Stored, Payload: a.payload,
+		}
+		size := len(a.payload)
+		if a.part != nil {
+			rec.Payload, size = a.header[:], int(a.batch.Size)
+			a.batch.Position = uint64(rec.Position)
+		}
+		rec.Epoch = s.log.Epoch()
+		err = s.applyRecord(&rec, size, a.part, a.first, &a.batch)
+		if err == nil && a.part != nil && !a.part.grown {
+			a.part.grown = true
+			s.grown = append(s.grown, a.part)
+		}
+	}
+	if err != nil {
+		s.fail(err)
+	}
+	batchOK, recordOK, first, stored := a.batchOK, a.recordOK, a.first, a.Stored
+	s.put(a)
+	if batchOK != nil {
+		if err != nil {
+			first, stored = 0, 0
+		}
+		batchOK(first, stored, err)
+	} else {
+		recordOK(err)
+	}
+}
+
+// applyRecord puts one committed record into the index and the tables. size is that of its payload. Live and recovery
+// come through here.
+func (s *Store) applyRecord(rec *journal.Record, size int, pt *part, first index.Index, b *index.Batch) error {
+	s.apply.Lock()
+	defer s.apply.Unlock()
+	if s.apply.err != nil {
+		return s.apply.err
+	}
+	if err := s.applyLocked(rec, pt, first, b); err != nil {
+		// The record is in the log, so whoever appended it is told that the outcome is not known.
+		s.apply.err = fmt.Errorf("%w: store: record at position %d cannot be applied: %w", journal.ErrUnknown, rec.Position, err)
+		return s.apply.err
+	}
+	s.apply.end = rec.Position + journal.Position(journal.RecordBytes(size))
+	s.apply.epoch = rec.Epoch
+	s.apply.since += int64(journal.RecordBytes(size))
+	if s.apply.since >= s.opt.CheckpointBytes {
+		s.background.kick()
+	}
+	return nil
+}
+
+func (s *Store) applyLocked(rec *journal.Record, pt *part, first index.Index, b *index.Batch) error {
+	switch rec.Kind {
+	case journal.KindNoop, journal.KindEpoch:
+		return nil
+	case journal.KindMessages:
+		if _, err := s.index.Append(pt.key(), first, b); err != nil {
+			return err
+		}
+	}
+	for _, t := range s.tables {
+		if err := t.Apply(*rec); err != nil {
+			return fmt.Errorf("table %s: %w", t.Name(), err)
+		}
+	}
+	if rec.Kind == journal.KindTopic {
+		t, err := store.ParseTopicRecord(rec.Payload)
+		if err != nil {
+			return err
+		}
+		return s.addTopic(&t)
+	}
+	return nil
+}
+
+// afterCommit is called by the log when all records of a commit were called back.
+func (s *Store) afterCommit() {
+	if !s.started.Load() {
+		return
+	}
+	w := s.watch.Load()
+	for i, pt := range s.grown {
+		pt.grown = false
+		s.grown[i] = nil
+		if w != nil {
+			_, end := s.index.Bounds(pt.key())
+			(*w)(pt.partition(), end)
+		}
+	}
+	s.grown = s.grown[:0]
+	s.opt.AfterCommit()
+}

@@ -1,0 +1,248 @@
+package local
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// Version is the format of a store's folder: what lies where, and the checkpoints.
+const Version = 1
+
+const (
+	identityName  = "STORE" // format version and store id
+	lockName      = "LOCK"  // held as long as the store is open; never opened for anything else, or the lock would fall
+	ownerName     = "OWNER" // process id of the holder, for the error message of the next one
+	journalDir    = "journal"
+	indexDir      = "index"
+	identityFirst = "jmq store"
+)
+
+var (
+	// ErrInUse: another process, or this one, has the folder open.
+	ErrInUse = errors.New("store: folder is in use")
+	// ErrVersion: the folder was written by a newer version.
+	ErrVersion = errors.New("store: folder of a newer version")
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// folder is the place of one store, locked.
+type folder struct {
+	fs      vfs.FS
+	dir     string
+	storeID [16]byte
+	lock    io.Closer
+}
+
+func (f *folder) path(name string) string { return f.fs.PathJoin(f.dir, name) }
+
+// openFolder makes the folder if need be, locks it, and reads or writes its identity.
+func openFolder(vf vfs.FS, dir string) (_ *folder, err error) {
+	defer func() {
+		if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+			err = fmt.Errorf("store: folder %s cannot be written: %w", dir, err)
+		}
+	}()
+	made := false
+	if _, err := vf.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		made = true
+	}
+	if err := vf.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("store: make folder %s: %w", dir, err)
+	}
+	if onDisk(vf) {
+		// A lock under two spellings would be two locks.
+		if dir, err = filepath.Abs(dir); err == nil {
+			dir, err = filepath.EvalSymlinks(dir)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("store: find folder: %w", err)
+		}
+	}
+	f := &folder{fs: vf, dir: dir}
+	if made {
+		if err := syncDir(vf, vf.PathDir(dir)); err != nil {
+			return nil, err
+		}
+	}
+	if f.lock, err = vf.Lock(f.path(lockName)); err != nil {
+		if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+			return nil, err
+		}
+		owner := ""
+		if b, err := readFile(vf, f.path(ownerName)); err == nil {
+			if pid, _, ok := strings.Cut(string(b), "\n"); ok {
+				owner = " by process " + pid
+			}
+		}
+		return nil, fmt.Errorf("%w%s: %s (%w)", ErrInUse, owner, dir, err)
+	}
+	defer func() {
+		if err != nil {
+			f.close()
+		}
+	}()
+	// Only for people: a stale one does no harm, so it is not synced.
+	if err := writeFile(vf, f.path(ownerName), []byte(strconv.Itoa(os.Getpid())+"\n"), false); err != nil {
+		return nil, err
+	}
+	if err := f.identify(); err != nil {
+		return nil, err
+	}
+	for _, sub := range []string{journalDir, indexDir} {
+		if _, err := vf.Stat(f.path(sub)); errors.Is(err, fs.ErrNotExist) {
+			made = true
+		}
+		if err := vf.MkdirAll(f.path(sub), 0o755); err != nil {
+			return nil, fmt.Errorf("store: make folder %s: %w", f.path(sub), err)
+		}
+	}
+	if made {
+		if err := syncDir(vf, dir); err != nil {
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+// identify reads STORE, or writes it when the folder is new.
+func (f *folder) identify() error {
+	path := f.path(identityName)
+	b, err := readFile(f.fs, path)
+	if err == nil {
+		f.storeID, err = parseIdentity(b)
+		if err != nil {
+			return fmt.Errorf("store: %s: %w", path, err)
+		}
+		return nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("store: read %s: %w", path, err)
+	}
+	names, err := f.fs.List(f.dir)
+	if err != nil {
+		return fmt.Errorf("store: list folder %s: %w", f.dir, err)
+	}
+	for _, n := range names {
+		_, isCheckpoint := parseCheckpointName(n)
+		if isCheckpoint || n == journalDir || n == indexDir {
+			return fmt.Errorf("store: folder %s has %s but no %s file: it is not whole, and is left as it is", f.dir, n, identityName)
+		}
+	}
+	if _, err := rand.Read(f.storeID[:]); err != nil {
+		return fmt.Errorf("store: make a store id: %w", err)
+	}
+	if err := writeFile(f.fs, path+temporary, formatIdentity(f.storeID), true); err != nil {
+		return err
+	}
+	if err := f.fs.Rename(path+temporary, path); err != nil {
+		return fmt.Errorf("store: rename %s: %w", path+temporary, err)
+	}
+	return syncDir(f.fs, f.dir)
+}
+
+func (f *folder) close() error {
+	_ = f.fs.Remove(f.path(ownerName)) // only for people
+	return f.lock.Close()
+}
+
+// formatIdentity returns the content of STORE: lines of text, the last one the CRC32C of those before it.
+func formatIdentity(id [16]byte) []byte {
+	s := fmt.Sprintf("%s\nversion %d\nid %x\n", identityFirst, Version, id)
+	return fmt.Appendf([]byte(s), "sum %08x\n", crc32.Checksum([]byte(s), castagnoli))
+}
+
+func parseIdentity(b []byte) (id [16]byte, err error) {
+	first, rest, _ := strings.Cut(string(b), "\n")
+	version, rest, _ := strings.Cut(rest, "\n")
+	if first != identityFirst || !strings.HasPrefix(version, "version ") {
+		return id, errors.New("is not the identity of a store")
+	}
+	v, err := strconv.ParseUint(strings.TrimPrefix(version, "version "), 10, 32)
+	if err != nil || v == 0 {
+		return id, fmt.Errorf("has %q where its version should be", version)
+	}
+	if v > Version {
+		return id, fmt.Errorf("%w: it has version %d, this program reads up to %d", ErrVersion, v, Version)
+	}
+	line, sum, _ := strings.Cut(rest, "\n")
+	h, ok := strings.CutPrefix(line, "id ")
+	raw, err := hex.DecodeString(h)
+	if !ok || err != nil || len(raw) != len(id) {
+		return id, errors.New("has no store id")
+	}
+	body := len(b) - len(sum)
+	if sum != fmt.Sprintf("sum %08x\n", crc32.Checksum(b[:body], castagnoli)) {
+		return id, errors.New("has a wrong checksum")
+	}
+	copy(id[:], raw)
+	return id, nil
+}
+
+// onDisk says whether paths are the operating system's.
+func onDisk(f vfs.FS) bool {
+	for {
+		u := f.Unwrap()
+		if u == nil {
+			return f == vfs.Default
+		}
+		f = u
+	}
+}
+
+// temporary is the end of the names of files that are being written; one that is found was left by a crash.
+const temporary = ".new"
+
+func writeFile(f vfs.FS, name string, b []byte, synced bool) error {
+	if err := f.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("store: remove %s: %w", name, err)
+	}
+	w, err := f.OpenReadWrite(name, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return fmt.Errorf("store: make %s: %w", name, err)
+	}
+	_, err = w.WriteAt(b, 0)
+	if err == nil && synced {
+		err = w.Sync()
+	}
+	if err = errors.Join(err, w.Close()); err != nil {
+		return fmt.Errorf("store: write %s: %w", name, err)
+	}
+	return nil
+}
+
+// smallFileBytesMax bounds what readFile takes.
+const smallFileBytesMax = 64 << 10
+
+func readFile(f vfs.FS, name string) ([]byte, error) {
+	r, err := f.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	return io.ReadAll(io.NewSectionReader(r, 0, smallFileBytesMax))
+}
+
+func syncDir(f vfs.FS, dir string) error {
+	d, err := f.OpenDir(dir)
+	if err != nil {
+		return fmt.Errorf("store: open folder %s: %w", dir, err)
+	}
+	err = d.Sync()
+	if err = errors.Join(err, d.Close()); err != nil {
+		return fmt.Errorf("store: sync folder %s: %w", dir, err)
+	}
+	return nil
+}

@@ -1,0 +1,104 @@
+package local
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/replica"
+	"github.com/jmqio/jmq/server/store"
+)
+
+// Options of Open.
+type Options struct {
+	FS  vfs.FS // nil: the disk
+	Dir string // made when it is not there
+
+	// Tables are fed with every record, in this order, after the store's own topics.
+	Tables []store.Table
+	// Gather is asked at the start of each commit; nil: nobody.
+	Gather store.Gather
+	// AfterCommit is called on the committing goroutine at the end of each commit, after Watch: what the dones of the commit
+	// have written can be sent now. It must not block. nil: nothing.
+	AfterCommit func()
+
+	// Sizes of the journal, see journal.Options; 0: its defaults.
+	SegmentBytesMax   int64
+	SegmentBytesFirst int64
+	CommitBytesMax    int
+	QueueBytesMax     int
+	QueueLenMax       int
+	IdleAfter         time.Duration
+	// Term of the epoch that Open starts; 0 without a registry.
+	Term uint32
+
+	// Sizes of the index, see index.Options; 0: its defaults.
+	IndexFilesOpenMax int
+	IndexFlushEntries int
+	IndexTailBytesMax int64
+
+	// CheckpointBytes is after how much journal a checkpoint is written: what recovery has to read; 0: 256 MiB.
+	CheckpointBytes int64
+	// CheckpointEvery is after what time one is written when something changed; 0: 10 s.
+	CheckpointEvery time.Duration
+
+	Now    func() time.Time // for dates that are stored; nil: time.Now
+	Logger *slog.Logger     // nil: none
+	// Progress is told how far recovery has read, in bytes of journal; nil: nobody.
+	Progress func(done, total int64)
+
+	// OpenLog opens the log; nil: a journal that is replicated nowhere.
+	OpenLog func(LogOptions) (Log, error)
+	// OpenIndex makes the index, empty; nil: index.Open.
+	OpenIndex func(index.Options) Index
+}
+
+func (o Options) withDefaults() Options {
+	if o.FS == nil {
+		o.FS = vfs.Default
+	}
+	if o.CheckpointBytes == 0 {
+		o.CheckpointBytes = 256 << 20
+	}
+	if o.CheckpointEvery == 0 {
+		o.CheckpointEvery = 10 * time.Second
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.AfterCommit == nil {
+		o.AfterCommit = func() {}
+	}
+	if o.OpenLog == nil {
+		o.OpenLog = func(lo LogOptions) (Log, error) { return replica.OpenSolo(lo) }
+	}
+	if o.OpenIndex == nil {
+		o.OpenIndex = func(io index.Options) Index { return index.Open(io) }
+	}
+	return o
+}
+
+func (o *Options) validate() error {
+	if o.Dir == "" {
+		return errors.New("store: no folder")
+	}
+	if o.CheckpointBytes < 0 || o.CheckpointEvery < 0 {
+		return fmt.Errorf("store: checkpoint after %d bytes or %v: must not be negative", o.CheckpointBytes, o.CheckpointEvery)
+	}
+	names := map[string]bool{topicsTable: true}
+	for _, t := range o.Tables {
+		n := t.Name()
+		if n == "" || len(n) > tableNameBytesMax || names[n] {
+			return fmt.Errorf("store: name %q of a table is empty, too long or there twice", n)
+		}
+		names[n] = true
+	}
+	return nil
+}

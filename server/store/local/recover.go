@@ -1,0 +1,219 @@
+package local
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/store"
+	"github.com/jmqio/jmq/wire"
+)
+
+// Open opens the store in a folder, or makes one. When it returns, everything that was ever answered is there again.
+//
+// Errors, each one line that names the folder or file: ErrInUse, ErrVersion, a folder that cannot be written, one whose
+// checkpoints are all damaged while its journal was trimmed, *journal.CorruptError and other errors of the log's.
+func Open(opt Options) (*Store, error) {
+	opt = opt.withDefaults()
+	if err := opt.validate(); err != nil {
+		return nil, err
+	}
+	f, err := openFolder(opt.FS, opt.Dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{opt: opt, folder: f, topics: store.NewTopics()}
+	s.tables = append([]store.Table{s.topics}, opt.Tables...)
+	s.byID.Store(new([]*topicState))
+	s.creating.names = map[topicName]*creation{}
+	s.background.init()
+	s.index = opt.OpenIndex(index.Options{
+		FS: opt.FS, Dir: f.path(indexDir), StoreID: f.storeID, FilesOpenMax: opt.IndexFilesOpenMax,
+		FlushEntries: opt.IndexFlushEntries, TailBytesMax: opt.IndexTailBytesMax,
+	})
+	if err := s.recover(); err != nil {
+		errs := []error{err}
+		if s.log != nil {
+			errs = append(errs, s.log.Close())
+		}
+		return nil, errors.Join(append(errs, s.index.Close(), f.close())...)
+	}
+	s.started.Store(true)
+	go s.run()
+	if s.apply.since >= opt.CheckpointBytes {
+		s.background.kick()
+	}
+	return s, nil
+}
+
+func (s *Store) recover() error {
+	found, err := s.restoreNewest()
+	if err != nil {
+		return err
+	}
+	start := s.apply.end
+	var in batchReader
+	s.log, err = s.opt.OpenLog(LogOptions{
+		FS: s.opt.FS, Dir: s.folder.path(journalDir), StoreID: s.folder.storeID,
+		SegmentBytesMax: s.opt.SegmentBytesMax, SegmentBytesFirst: s.opt.SegmentBytesFirst,
+		CommitBytesMax: s.opt.CommitBytesMax, QueueBytesMax: s.opt.QueueBytesMax, QueueLenMax: s.opt.QueueLenMax,
+		IdleAfter: s.opt.IdleAfter, Start: start, StartEpoch: s.apply.epoch, Term: s.opt.Term,
+		Now: s.opt.Now, Logger: s.opt.Logger, Progress: s.opt.Progress,
+		BeforeCommit: s.beforeCommit, AfterCommit: s.afterCommit,
+		Recovered: func(rec journal.Record) error { return s.recovered(&rec, &in) },
+	})
+	if err != nil {
+		return fmt.Errorf("store: open the log of %s: %w", s.folder.dir, err)
+	}
+	if begin := s.log.Begin(); begin > start {
+		return s.refuse(found, begin)
+	}
+	if end := s.log.Committed(); end < start {
+		return fmt.Errorf("store: the log of %s ends at position %d, but its checkpoint is of position %d", s.folder.dir, end, start)
+	}
+	if n := s.topics.Len(); s.apply.end > start || !found {
+		s.opt.Logger.Info("store recovered", "folder", s.folder.dir, "checkpoint", start, "position", s.apply.end, "topics", n)
+	}
+	for _, d := range s.index.Check() {
+		s.opt.Logger.Warn("index file is damaged", "error", d)
+		s.background.repair(d.Key)
+	}
+	s.repairFiles()
+
+	for _, t := range *s.byID.Load() {
+		if t == nil {
+			continue
+		}
+		for i := range t.parts {
+			_, t.parts[i].assigned = s.index.Bounds(t.parts[i].key())
+		}
+	}
+	s.creating.nextID = s.topics.IDMax() + 1
+	return nil
+}
+
+// refuse says that the log begins too late for what is known of the time before.
+func (s *Store) refuse(found bool, begin journal.Position) error {
+	if !found {
+		return fmt.Errorf("store: %s has no whole checkpoint left and its log begins at position %d: what was before cannot be rebuilt, so it is left as it is",
+			s.folder.dir, begin)
+	}
+	return fmt.Errorf("store: %s has no whole checkpoint from position %d on, where its log begins: what was before cannot be rebuilt, so it is left as it is",
+		s.folder.dir, begin)
+}
+
+// restoreNewest restores the newest whole checkpoint; false when there is none.
+func (s *Store) restoreNewest() (bool, error) {
+	positions, err := s.folder.checkpoints()
+	if err != nil {
+		return false, err
+	}
+	for _, p := range positions {
+		h, err := s.restore(p)
+		if err == nil {
+			s.apply.end, s.apply.epoch = h.Position, h.Epoch
+			s.background.mu.position = p
+			return true, nil
+		}
+		if !errors.Is(err, errCheckpoint) {
+			return false, err
+		}
+		s.opt.Logger.Warn("checkpoint is damaged, an older one is used", "folder", s.folder.dir, "position", p, "error", err)
+	}
+	if len(positions) > 0 {
+		s.opt.Logger.Warn("no checkpoint is whole, the log is read from its begin", "folder", s.folder.dir)
+	}
+	return false, nil
+}
+
+// restore fills index and tables from one checkpoint, which is checked before anything is changed.
+func (s *Store) restore(p journal.Position) (checkpointHeader, error) {
+	s.index.Reset()
+	for _, t := range s.tables {
+		if err := t.Restore(nil); err != nil {
+			return checkpointHeader{}, err
+		}
+	}
+	h, err := s.folder.openCheckpoint(p, &checkpointVisitor{
+		partition: func(st *index.State, more bool) error {
+			if more {
+				s.index.RestoreMore(st.Key, st.Tail)
+			} else {
+				s.index.Restore(st)
+			}
+			return nil
+		},
+		table: func(name string, state []byte) error {
+			for _, t := range s.tables {
+				if t.Name() == name {
+					if err := t.Restore(state); err != nil {
+						return fmt.Errorf("table %s: %w", name, err)
+					}
+					return nil
+				}
+			}
+			// Its state would be gone with the next checkpoint.
+			return fmt.Errorf("table %s is not known to this program", name)
+		},
+	})
+	if err != nil {
+		return h, err
+	}
+	for _, t := range s.topics.List() {
+		if err := s.addTopic(&t); err != nil {
+			return h, err
+		}
+	}
+	return h, nil
+}
+
+// recovered applies one record that the log kept.
+func (s *Store) recovered(rec *journal.Record, in *batchReader) error {
+	if rec.Position < s.apply.end {
+		return nil // what the checkpoint has
+	}
+	if rec.Position > s.apply.end {
+		return s.refuse(s.background.mu.position != 0, rec.Position)
+	}
+	if rec.Kind != journal.KindMessages {
+		return s.applyRecord(rec, len(rec.Payload), nil, 0, nil)
+	}
+	p, first, batch, err := in.read(rec)
+	if err != nil {
+		return err
+	}
+	pt, err := s.part(p)
+	if err != nil {
+		return fmt.Errorf("record at position %d: %w", rec.Position, err)
+	}
+	size := len(rec.Payload)
+	rec.Payload = rec.Payload[:wire.BatchHeaderBytes]
+	return s.applyRecord(rec, size, pt, first, batch)
+}
+
+// batchReader makes index entries of a batch's record. What it returns is valid until it reads the next.
+type batchReader struct {
+	infos []wire.MessageInfo
+	tags  []uint32
+	batch index.Batch
+}
+
+func (r *batchReader) read(rec *journal.Record) (store.Partition, index.Index, *index.Batch, error) {
+	b, err := wire.ParseBatch(rec.Payload)
+	if err == nil {
+		r.infos, err = b.MessageInfos(r.infos[:0])
+	}
+	if err != nil {
+		return store.Partition{}, 0, nil, fmt.Errorf("%w: record at position %d: %w", store.ErrBatch, rec.Position, err)
+	}
+	r.batch = index.Batch{
+		Position: uint64(rec.Position), Stored: rec.Stored, Size: uint32(len(b)), Count: uint16(b.Count()),
+	}
+	r.tags, r.batch.Tags = tagsOf(r.tags, r.infos)
+	return partitionOf(b), index.Index(b.FirstIndex()), &r.batch, nil
+}
+
+func partitionOf(b wire.Batch) store.Partition {
+	return store.Partition{Topic: store.TopicID(b.Topic()), Incarnation: b.Incarnation(), Partition: b.Partition()}
+}

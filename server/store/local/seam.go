@@ -1,0 +1,61 @@
+package local
+
+import (
+	"context"
+
+	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/replica"
+)
+
+// Log is what the store needs of a log: a journal whose records are committed when its kind of replication says so.
+// replica.Solo: when they are synced here.
+type Log interface {
+	// Append, Kick and TryLead are journal.Journal's; Done with nil means committed.
+	Append(*journal.Append) error
+	Kick()
+	TryLead() bool
+	// WaitRoom returns when Append would not say ErrBusy.
+	WaitRoom(context.Context) error
+	// ReadAt is journal.Journal's: it reads len(buf) bytes at once, in which the record's payload lies when it fits.
+	ReadAt(at journal.Position, buf []byte) (journal.Record, []byte, error)
+	// NewReader reads from a position on up to the committed end.
+	NewReader(from journal.Position) *journal.Reader
+	Begin() journal.Position
+	Committed() journal.Position
+	// Truncate cuts the log's end off, Trim whole segments of its begin.
+	Truncate(to journal.Position) error
+	Trim(before journal.Position) error
+	Epoch() journal.Epoch
+	Err() error
+	Metrics() journal.Metrics
+	Close() error
+}
+
+// LogOptions is what the store gives to a log that it opens: where, from which position on, and the callbacks. A log calls
+// Recovered with committed records only.
+type LogOptions = journal.Options
+
+// Index is what the store needs of an index; its contract is index.Set's.
+type Index interface {
+	Append(index.Key, index.Index, *index.Batch) (index.Index, error)
+	Bounds(index.Key) (first, end index.Index)
+	Range(k index.Key, from, to index.Index, dst []index.Entry) ([]index.Entry, error)
+	Seek(k index.Key, t int64) (index.Index, error)
+	Truncate(index.Key, index.Index)
+
+	Flush() (int, error)
+	Snapshot(func(*index.State) error) error
+	Restore(*index.State)
+	RestoreMore(index.Key, []index.Entry)
+	Reset()
+	Check() []*index.DamageError
+	Rebuild(...index.Key) *index.Rebuild
+	Metrics() index.Metrics
+	Close() error
+}
+
+var (
+	_ Log   = (*replica.Solo)(nil)
+	_ Index = (*index.Set)(nil)
+)

@@ -1,0 +1,256 @@
+// Package local is the store engine of one machine: a log (server/journal, through a replica) and an index (server/index)
+// in one, with tables derived from the log and checkpoints of all of it.
+//
+// What lies in the folder (FORMAT.md):
+//
+//	STORE                    format version and store id
+//	LOCK, OWNER              held while open; whose process it is, for people
+//	journal/                 the truth: records of all kinds, in order
+//	index/                   one file per partition that has had a whole chunk of messages
+//	checkpoint-POSITION.ckpt the two newest: what all records below POSITION say
+//
+// The way of an append: under the order lock the batch gets its first index and its place in the log; the log commits it
+// and calls back, in order; the record is applied to the index and the tables; then its owner is answered. So two ends
+// are kept apart: assigned (what the next batch gets) and committed (what is applied, and all that anyone can see):
+//
+//	first <= committed <= assigned
+//
+// Recovery takes the newest whole checkpoint and applies the records from its position on. With no whole one, and a log
+// that still begins at 0, it applies all of it; else it refuses: it never starts with less than it had.
+//
+// Goroutines: one per store, for checkpoints, index files and their repair (background.go); Close waits for it.
+//
+// Lock order: order.mu and apply.mu are never held together; under either the log's and the index's own.
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/store"
+)
+
+// topicsTable is the name of the store's own table.
+const topicsTable = "topics"
+
+// Store is the engine. See store.Store.
+type Store struct {
+	opt    Options
+	folder *folder
+	log    Log
+	index  Index
+
+	topics *store.Topics
+	tables []store.Table // topics first
+
+	// byID has each topic's state at its id; 0 is nobody. Entries are added by apply, in a longer list or a new one.
+	byID atomic.Pointer[[]*topicState]
+
+	watch   atomic.Pointer[func(store.Partition, index.Index)]
+	failure atomic.Pointer[error]
+	started atomic.Bool // Open is done: the log's hooks may run
+
+	// order gives each record its place: what happens under it happens in the order of the log. Nothing waits for the disk
+	// under it.
+	order struct {
+		sync.Mutex
+		closed bool
+	}
+
+	// apply is held while one record is applied, and while a checkpoint takes the tables' state.
+	apply struct {
+		sync.Mutex
+		end   journal.Position // of the last record applied
+		epoch journal.Epoch    // of the last record applied
+		since int64            // bytes of journal since the last checkpoint
+		err   error            // a record could not be applied: none is after it
+	}
+
+	// grown are the partitions that grew in this commit. Only the committing goroutine touches it.
+	grown []*part
+
+	pendings sync.Pool // *pending
+	windows  sync.Pool // *window
+
+	creating struct {
+		sync.Mutex
+		names  map[topicName]*creation
+		nextID store.TopicID
+	}
+
+	background background
+	close      struct {
+		sync.Once
+		err error
+	}
+}
+
+var _ store.Store = (*Store)(nil)
+
+// topicState is a topic and its partitions.
+type topicState struct {
+	topic store.Topic
+	parts []part
+}
+
+type part struct {
+	topic    *topicState
+	number   uint16
+	grown    bool        // is in Store.grown; only the committing goroutine touches it
+	assigned index.Index // guarded by Store.order: the index of the next message
+}
+
+func (p *part) key() index.Key {
+	return index.Key{Topic: uint64(p.topic.topic.ID), Incarnation: p.topic.topic.Incarnation, Partition: p.number}
+}
+
+func (p *part) partition() store.Partition {
+	return store.Partition{Topic: p.topic.topic.ID, Incarnation: p.topic.topic.Incarnation, Partition: p.number}
+}
+
+func keyOf(p store.Partition) index.Key {
+	return index.Key{Topic: uint64(p.Topic), Incarnation: p.Incarnation, Partition: p.Partition}
+}
+
+// part finds a partition; ErrNoPartition.
+func (s *Store) part(p store.Partition) (*part, error) {
+	list := *s.byID.Load()
+	if uint64(p.Topic) < uint64(len(list)) {
+		if t := list[p.Topic]; t != nil && t.topic.Incarnation == p.Incarnation && int(p.Partition) < len(t.parts) {
+			return &t.parts[p.Partition], nil
+		}
+	}
+	return nil, fmt.Errorf("%w: topic %d, incarnation %d, partition %d", store.ErrNoPartition, p.Topic, p.Incarnation, p.Partition)
+}
+
+// topicIDMax bounds the list by id; a higher id in a record is damage.
+const topicIDMax = 1 << 24
+
+// addTopic makes a topic's partitions known. Only apply and recovery call it, one at a time.
+func (s *Store) addTopic(t *store.Topic) error {
+	if t.ID > topicIDMax {
+		return fmt.Errorf("store: topic %q has id %d, at most %d can be", t.Name, t.ID, topicIDMax)
+	}
+	st := &topicState{topic: *t, parts: make([]part, t.Partitions)}
+	for i := range st.parts {
+		st.parts[i].topic, st.parts[i].number = st, uint16(i)
+	}
+	list := *s.byID.Load()
+	if int(t.ID) >= len(list) {
+		// Readers of the old list do not look beyond its length, so what lies there may be written.
+		list = append(list, make([]*topicState, int(t.ID)+1-len(list))...)
+	} else {
+		list = append([]*topicState(nil), list...)
+	}
+	list[t.ID] = st
+	s.byID.Store(&list)
+	return nil
+}
+
+// fail stops the store: nothing is taken any more, and Err says why.
+func (s *Store) fail(err error) {
+	if s.failure.CompareAndSwap(nil, &err) {
+		s.opt.Logger.Error("store stopped", "folder", s.folder.dir, "error", err)
+	}
+}
+
+// Err is nil while the store takes writes, else why it stopped.
+func (s *Store) Err() error {
+	if p := s.failure.Load(); p != nil {
+		return *p
+	}
+	return s.log.Err()
+}
+
+// Epoch is the log's.
+func (s *Store) Epoch() journal.Epoch { return s.log.Epoch() }
+
+// Kick starts a commit if none is running.
+func (s *Store) Kick() { s.log.Kick() }
+
+// WaitRoom waits until an append would not be refused with journal.ErrBusy, or ctx ends, or the store does.
+func (s *Store) WaitRoom(ctx context.Context) error { return s.log.WaitRoom(ctx) }
+
+// Watch registers the function that is told of partitions that grew.
+func (s *Store) Watch(f func(p store.Partition, end index.Index)) { s.watch.Store(&f) }
+
+// StoreID is the folder's, for ever.
+func (s *Store) StoreID() [16]byte { return s.folder.storeID }
+
+// Topic finds a topic by name.
+func (s *Store) Topic(namespace uint32, name string) (store.Topic, bool) {
+	if t, ok := s.topics.Find(namespace, name); ok {
+		return *t, true
+	}
+	return store.Topic{}, false
+}
+
+// Topics returns all topics, by id.
+func (s *Store) Topics() []store.Topic { return s.topics.List() }
+
+// Bounds returns the first index kept and the index after the last one committed.
+func (s *Store) Bounds(p store.Partition) (first, end index.Index, err error) {
+	if _, err := s.part(p); err != nil {
+		return 0, 0, err
+	}
+	first, end = s.index.Bounds(keyOf(p))
+	return first, end, nil
+}
+
+// Seek returns the first index stored at or after t, or the end.
+func (s *Store) Seek(p store.Partition, t int64) (index.Index, error) {
+	if _, err := s.part(p); err != nil {
+		return 0, err
+	}
+	i, err := s.index.Seek(keyOf(p), t)
+	if err != nil {
+		return 0, s.damaged(err)
+	}
+	return i, nil
+}
+
+// Metrics of a Store.
+type Metrics struct {
+	Journal journal.Metrics
+	Index   index.Metrics
+	Topics  int
+	// Applied is the end of what the index and the tables hold; Checkpoint the position of the newest checkpoint.
+	Applied, Checkpoint journal.Position
+	Checkpoints         int64 // written since the start
+	CheckpointErrors    int64 // failed since the start
+	CheckpointBytes     int64 // size of the newest
+	Repairs             int64 // index files that were rebuilt
+}
+
+func (s *Store) Metrics() Metrics {
+	m := Metrics{Journal: s.log.Metrics(), Index: s.index.Metrics(), Topics: s.topics.Len()}
+	s.apply.Lock()
+	m.Applied = s.apply.end
+	s.apply.Unlock()
+	s.background.metrics(&m)
+	return m
+}
+
+// Close answers what is under way, writes a checkpoint, and releases the folder.
+func (s *Store) Close() error {
+	s.close.Do(func() { s.close.err = s.shut() })
+	return s.close.err
+}
+
+func (s *Store) shut() error {
+	s.order.Lock()
+	s.order.closed = true
+	s.order.Unlock()
+	s.background.stop()
+	errs := []error{s.log.Close()} // commits what it holds, and calls back
+	if s.failure.Load() == nil && errs[0] == nil {
+		errs = append(errs, s.checkpoint())
+	}
+	errs = append(errs, s.index.Close(), s.folder.close())
+	return errors.Join(errs...)
+}
