@@ -1,0 +1,83 @@
+package check
+
+import (
+	"flag"
+	"slices"
+	"testing"
+)
+
+var seedFlag = flag.Uint64("seed", 0, "the one seed to run; 0: several")
+
+func seeds(n uint64) []uint64 {
+	if *seedFlag != 0 {
+		return []uint64{*seedFlag}
+	}
+	s := make([]uint64, n)
+	for i := range s {
+		s[i] = uint64(i) + 1
+	}
+	return s
+}
+
+func checkEvents(t *testing.T, events []Event) *Report {
+	t.Helper()
+	c := NewChecker()
+	for _, e := range events {
+		if err := c.Add(e); err != nil {
+			t.Fatalf("event %+v: %v", e, err)
+		}
+	}
+	return c.Report()
+}
+
+// A correct broker passes, whatever the schedule, and every check has something to look at.
+func TestModelPasses(t *testing.T) {
+	total := map[Reason]int{}
+	for _, seed := range seeds(40) {
+		r := checkEvents(t, runModel(seed, noBug, 3000))
+		if err := r.Err(); err != nil {
+			t.Fatalf("-seed=%d: %v", seed, err)
+		}
+		for _, c := range r.Checks {
+			if c.Checked == 0 {
+				t.Errorf("-seed=%d: %s had nothing to check", seed, c.Name)
+			}
+		}
+		for reason, n := range r.Duplicates {
+			total[reason] += n
+		}
+		if r.Unexplained != 0 {
+			t.Errorf("-seed=%d: %d unexplained", seed, r.Unexplained)
+		}
+		if seed == 1 {
+			t.Log("\n" + r.String())
+		}
+	}
+	if *seedFlag != 0 {
+		return
+	}
+	for _, reason := range []Reason{ReasonAckUnknown, ReasonLeaseExpired, ReasonConsumerDied, ReasonBrokerRestarted, ReasonReleased, ReasonSendRepeated} {
+		if total[reason] == 0 {
+			t.Errorf("no duplicate of reason %q in all runs: the model does not show it", reason)
+		}
+	}
+	t.Log(total)
+}
+
+// The order in which files are merged does not matter, but for the scans.
+func TestMergeOrderDoesNotMatter(t *testing.T) {
+	events := runModel(7, noBug, 1500)
+	var scans, rest []Event
+	for _, e := range events {
+		if e.Op == OpScan || e.Op == OpScanned {
+			scans = append(scans, e)
+		} else {
+			rest = append(rest, e)
+		}
+	}
+	slices.Reverse(rest)
+	r := checkEvents(t, append(scans, rest...))
+	if err := r.Err(); err != nil {
+		t.Fatal(err)
+	}
+}

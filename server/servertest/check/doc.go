@@ -1,0 +1,18 @@
+// Package check decides from a history whether a broker kept its promises. A history is JSON lines: what producers,
+// consumers and test harnesses saw, each with the time it began and the time it returned, merged from any number of
+// processes in any order (the events of one scan excepted). The checker knows nothing of the broker: what it says
+// rests on what clients saw.
+//
+//	C1 no loss             every ok message is in each complete scan taken after it, and was given to each drained group
+//	C2 no phantom          what was read was sent before, not refused, and is the same: hash, key, sequence, topic
+//	C3 explained           every further copy in the log, and every further delivery, has a reason, named and counted
+//	C4 indexes             dense, unique, increasing; one index is one message for every reader and replica, for ever
+//	C5 order               per producer and per order key: in the log, and in first receptions of each group
+//	C6 ack state           ack offset and ranges are the acks that were ok; never back without a reset; an ack counts
+//	                       only from who holds the lease; what was acked ok is not given again
+//
+// A violation is reported with its evidence. A check that found nothing to look at says so: "ok" is never a history
+// without the events that could have shown the opposite.
+//
+// Memory is a few hundred bytes a message, so histories of millions of messages need gigabytes; 100,000s are fine.
+package check

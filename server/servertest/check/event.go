@@ -1,0 +1,157 @@
+package check
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Op is what an event tells.
+type Op string
+
+const (
+	// OpSend is one call of Send for one message. Result empty: it was begun and its process died, which counts as
+	// unknown; an event with the same id and call replaces it. Partition and Index are the receipt's, when ok.
+	OpSend Op = "send"
+	// OpRecv is one message given to a group's consumer: before its handler runs, and written before it is acknowledged.
+	OpRecv Op = "recv"
+	// OpAck is one ack of [Index, To) (To 0: one message) by the member that holds the lease. Result empty: begun only.
+	OpAck Op = "ack"
+	// OpRelease is a range given back by its consumer.
+	OpRelease Op = "release"
+	// OpExpire is a lease that the broker is known to have ended.
+	OpExpire Op = "expire"
+	// OpDie is the death, or the lost connection, of the consumer process Proc.
+	OpDie Op = "die"
+	// OpRestart is a broker that was away from Call (killed) to Return (serving again).
+	OpRestart Op = "restart"
+	// OpScan is one message of a raw scan of replica Proc. The events of one scan stand in the history in their order.
+	OpScan Op = "scan"
+	// OpScanned ends a scan of one partition that covered [Index, To).
+	OpScanned Op = "scanned"
+	// OpOffset is an observed ack state: everything below Index and in Ranges is consumed.
+	OpOffset Op = "offset"
+	// OpSubscribe says that Group begins at Index of the partition; without it a group begins at 0.
+	OpSubscribe Op = "subscribe"
+	// OpReset says that a person set Group's offset to Index.
+	OpReset Op = "reset"
+	// OpDrain says that Group had nothing more to get from Topic at Call: what was sent before and is ok was given to it.
+	OpDrain Op = "drain"
+)
+
+// Result is how a send or an ack ended.
+type Result string
+
+const (
+	OK      Result = "ok"
+	Failed  Result = "failed"
+	Unknown Result = "unknown"
+)
+
+// Event is one line of a history. Times are unix nanoseconds of one clock. Fields that an op does not need are left out.
+type Event struct {
+	Proc      string `json:"proc,omitempty"` // who: the producer, the consumer process, the replica scanned
+	Op        Op     `json:"op"`
+	Topic     string `json:"topic,omitempty"`
+	Partition uint16 `json:"partition,omitempty"`
+	Group     string `json:"group,omitempty"`
+	Key       string `json:"key,omitempty"` // order key
+	ID        string `json:"id,omitempty"`
+	// Seq counts the messages that Proc sent one after the other; 0: it promises no order.
+	Seq   uint64 `json:"seq,omitempty"`
+	Index uint64 `json:"index,omitempty"`
+	To    uint64 `json:"to,omitempty"`    // the range is [Index, To)
+	Epoch uint64 `json:"epoch,omitempty"` // of the record (scan) or of the lease (recv)
+	Call  int64  `json:"call"`
+	// Return is 0 for what has no duration.
+	Return int64  `json:"return,omitempty"`
+	Result Result `json:"result,omitempty"`
+	// Unknown counts the attempts of a send whose outcome stayed unknown: each may have left a copy.
+	Unknown int    `json:"unknown,omitempty"`
+	Hash    string `json:"hash,omitempty"` // of the body
+	Lease   uint64 `json:"lease,omitempty"`
+	Member  uint32 `json:"member,omitempty"`
+	// Deadline, of a recv: when its lease ends by itself, not later than the broker ends it; 0: not known. It also orders the
+	// leases of a message.
+	Deadline int64       `json:"deadline,omitempty"`
+	Ranges   [][2]uint64 `json:"ranges,omitempty"` // offset: consumed [from, to) above Index, ascending
+	Reason   string      `json:"reason,omitempty"` // free text: the code of a failed ack, how a consumer died
+}
+
+// Validate says what makes e unusable, if anything. It looks at one event only.
+func (e *Event) Validate() error {
+	var errs []error
+	need := func(ok bool, what string) {
+		if !ok {
+			errs = append(errs, fmt.Errorf("%s needs %s", e.Op, what))
+		}
+	}
+	switch e.Op {
+	case OpSend:
+		need(e.Proc != "", "proc")
+		need(e.Topic != "", "topic")
+		need(e.ID != "", "id")
+		need(e.Hash != "", "hash")
+	case OpRecv:
+		need(e.Proc != "", "proc")
+		need(e.Topic != "", "topic")
+		need(e.Group != "", "group")
+		need(e.ID != "", "id")
+		need(e.Hash != "", "hash")
+		need(e.Lease != 0, "lease")
+	case OpAck, OpRelease, OpExpire:
+		need(e.Topic != "", "topic")
+		need(e.Group != "", "group")
+		need(e.Lease != 0, "lease")
+		need(e.Proc != "" || e.Op == OpExpire, "proc")
+	case OpScan:
+		need(e.Proc != "", "proc")
+		need(e.Topic != "", "topic")
+		need(e.ID != "", "id")
+		need(e.Hash != "", "hash")
+	case OpScanned:
+		need(e.Proc != "", "proc")
+		need(e.Topic != "", "topic")
+	case OpOffset, OpSubscribe, OpReset, OpDrain:
+		need(e.Topic != "", "topic")
+		need(e.Group != "", "group")
+	case OpDie:
+		need(e.Proc != "", "proc")
+	case OpRestart:
+		need(e.Return != 0, "return")
+	default:
+		errs = append(errs, fmt.Errorf("op %q is not one", e.Op))
+	}
+	switch e.Result {
+	case OK, Failed, Unknown:
+		if e.Op != OpSend && e.Op != OpAck {
+			errs = append(errs, fmt.Errorf("%s has no result", e.Op))
+		}
+		need(e.Return != 0, "return with a result")
+	case "":
+	default:
+		errs = append(errs, fmt.Errorf("result %q is not one", e.Result))
+	}
+	if e.Return != 0 && e.Return < e.Call {
+		errs = append(errs, fmt.Errorf("return %d is before call %d", e.Return, e.Call))
+	}
+	if e.To != 0 && e.To < e.Index {
+		errs = append(errs, fmt.Errorf("range [%d, %d) is backwards", e.Index, e.To))
+	}
+	at := e.Index
+	for _, r := range e.Ranges {
+		if r[0] < at || r[1] <= r[0] {
+			errs = append(errs, fmt.Errorf("ranges %v above %d are not ascending", e.Ranges, e.Index))
+			break
+		}
+		at = r[1]
+	}
+	return errors.Join(errs...)
+}
+
+// end is the index after the last one of the event's range.
+func (e *Event) end() uint64 {
+	if e.To == 0 {
+		return e.Index + 1
+	}
+	return e.To
+}

@@ -1,0 +1,130 @@
+package check
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+// offendersMax is how many violations of a check are told in words; all are counted.
+const offendersMax = 5
+
+// Reason names why something came twice.
+type Reason string
+
+const (
+	ReasonAckUnknown      Reason = "ack unknown"           // the ack of the earlier delivery may not have arrived
+	ReasonLeaseExpired    Reason = "lease expired"         // the earlier lease ran out
+	ReasonConsumerDied    Reason = "consumer died"         // who held the lease died or lost its connection
+	ReasonBrokerRestarted Reason = "broker restarted"      // leases are in memory
+	ReasonReleased        Reason = "released"              // its consumer gave it back
+	ReasonReset           Reason = "offset reset"          // a person asked for it
+	ReasonSendRepeated    Reason = "send unknown repeated" // the log has another copy: an attempt of unknown outcome was repeated
+)
+
+// Reasons is all of them, in the order of a report.
+var Reasons = []Reason{ReasonAckUnknown, ReasonLeaseExpired, ReasonConsumerDied, ReasonBrokerRestarted, ReasonReleased, ReasonReset, ReasonSendRepeated}
+
+// Result of one check.
+type CheckResult struct {
+	Name       string // C1 to C6
+	Title      string
+	Checked    int    // facts looked at; 0: the history has none
+	What       string // what the facts are
+	Violations int
+	Offenders  []string // the first ones
+	Note       string
+}
+
+func (r *CheckResult) violate(format string, args ...any) {
+	r.Violations++
+	if len(r.Offenders) < offendersMax {
+		r.Offenders = append(r.Offenders, fmt.Sprintf(format, args...))
+	}
+}
+
+// Status is "ok", "VIOLATED" or "nothing to check".
+func (r *CheckResult) Status() string {
+	switch {
+	case r.Violations > 0:
+		return "VIOLATED"
+	case r.Checked == 0:
+		return "nothing to check"
+	}
+	return "ok"
+}
+
+// Report is what a history shows.
+type Report struct {
+	Events, Messages, Deliveries    int
+	SentOK, SentFailed, SentUnknown int
+	Restarts                        int
+	LogCopies                       int            // further copies in the log, explained
+	Duplicates                      map[Reason]int // further deliveries by reason; each is counted once, under its first one
+	Unexplained                     int
+	Checks                          []*CheckResult // C1 to C6
+}
+
+// OK says whether nothing was violated.
+func (r *Report) OK() bool {
+	return !slices.ContainsFunc(r.Checks, func(c *CheckResult) bool { return c.Violations > 0 })
+}
+
+// Check returns the result of one, by its name.
+func (r *Report) Check(name string) *CheckResult {
+	for _, c := range r.Checks {
+		if c.Name == name {
+			return c
+		}
+	}
+	return nil
+}
+
+// Violated names the checks that found something.
+func (r *Report) Violated() []string {
+	var names []string
+	for _, c := range r.Checks {
+		if c.Violations > 0 {
+			names = append(names, c.Name)
+		}
+	}
+	return names
+}
+
+// Err is nil, or tells all violations: for tests.
+func (r *Report) Err() error {
+	if r.OK() {
+		return nil
+	}
+	return errors.New("history violates " + strings.Join(r.Violated(), ", ") + "\n" + r.String())
+}
+
+func (r *Report) String() string {
+	var b strings.Builder
+	r.Print(&b)
+	return b.String()
+}
+
+// Print writes one line a check, with the first offenders below it.
+func (r *Report) Print(w io.Writer) {
+	fmt.Fprintf(w, "history: %d events, %d messages (%d ok, %d failed, %d unknown), %d deliveries, %d restarts\n",
+		r.Events, r.Messages, r.SentOK, r.SentFailed, r.SentUnknown, r.Deliveries, r.Restarts)
+	for _, c := range r.Checks {
+		fmt.Fprintf(w, "%s %-22s %-16s %8d %s", c.Name, c.Title, c.Status(), c.Checked, c.What)
+		if c.Violations > 0 {
+			fmt.Fprintf(w, ", %d violations", c.Violations)
+		}
+		if c.Note != "" {
+			fmt.Fprintf(w, "; %s", c.Note)
+		}
+		fmt.Fprintln(w)
+		for _, o := range c.Offenders {
+			fmt.Fprintf(w, "     - %s\n", o)
+		}
+		if more := c.Violations - len(c.Offenders); more > 0 {
+			fmt.Fprintf(w, "     - and %d more\n", more)
+		}
+	}
+}
