@@ -73,12 +73,18 @@ func (r *reader) index() index.Index        { return index.Index(r.uvarint()) }
 
 // count reads how many elements follow, each of which takes at least size bytes: so a wrong count costs no memory.
 func (r *reader) count(what string, size int) int {
-	return int(r.uint("count of "+what, uint64(len(r.b)/size)))
+	v := r.uvarint()
+	if v > uint64(len(r.b)/size) {
+		r.fail("%d %s in %d bytes", v, what, len(r.b))
+		return 0
+	}
+	return int(v)
 }
 
 func (r *reader) string(what string, upTo int) string {
-	n := int(r.uint("length of "+what, uint64(min(upTo, len(r.b)))))
-	if r.err != nil {
+	n := r.uint("length of "+what, uint64(upTo))
+	if n > uint64(len(r.b)) {
+		r.fail("%s of %d bytes in %d", what, n, len(r.b))
 		return ""
 	}
 	v := string(r.b[:n])

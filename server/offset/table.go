@@ -306,10 +306,22 @@ func (t *Table) Snapshot(b []byte) []byte {
 	return b
 }
 
-// Restore puts a snapshot in the table's place. On an error the table is as it was.
+// Restore puts a snapshot in the table's place; an empty one is that of a new table. On an error the table is as it was.
 func (t *Table) Restore(b []byte) error {
-	r := reader{b: b}
 	s := newState()
+	if len(b) > 0 {
+		if err := s.restore(b); err != nil {
+			return err
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.state = s
+	return nil
+}
+
+func (s *state) restore(b []byte) error {
+	r := reader{b: b}
 	r.version("offset snapshot", snapshotVersion)
 	s.counts = Counts{Ended: r.uvarint(), Again: r.uvarint(), Old: r.uvarint(), Unknown: r.uvarint()}
 	for range r.count("groups", 4) {
@@ -343,13 +355,7 @@ func (t *Table) Restore(b []byte) error {
 			r.partitionState(&sub.partitions[i])
 		}
 	}
-	if err := r.end(); err != nil {
-		return err
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.mu.state = s
-	return nil
+	return r.end()
 }
 
 func (r *reader) partitionState(p *partition) {
