@@ -97,8 +97,10 @@ type Store interface {
 	// appends it; batch is free again when AppendBatch returns, done is called when it is committed, as
 	// journal.Append.Done says. An error returned means that done is never called and nothing was written; besides those
 	// above ErrNoPartition and ErrBatch. It never waits for the disk while another goroutine commits, but it may lead a
-	// commit itself, and then returns after it. The batch's checksum is not checked: that is for whoever took the bytes from
-	// outside (broker), before.
+	// commit itself, and then returns after it. Of the batch only the header and the
+	// messages' lengths are looked at: checksum and content are for whoever took the bytes from outside (broker) to judge,
+	// before. AppendBatch, AppendRecord and CreateTopic must not be called under a lock that a done, Gather, Watch or
+	// Options.AfterCommit of an engine wants.
 	AppendBatch(p Partition, batch []byte, done func(first index.Index, stored int64, err error)) error
 	// AppendRecord appends one record of another kind; payload is free again when it returns. Errors and done as above.
 	AppendRecord(kind journal.Kind, payload []byte, done func(error)) error

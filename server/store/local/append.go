@@ -1,6 +1,7 @@
 package local
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -18,7 +19,6 @@ type pending struct {
 	part     *part // of a batch, else nil
 	first    index.Index
 	batch    index.Batch
-	infos    []wire.MessageInfo
 	tags     []uint32
 	header   [wire.BatchHeaderBytes]byte // what tables see of a batch
 	payload  []byte                      // what tables see of another record
@@ -61,13 +61,12 @@ func (s *Store) AppendBatch(p store.Partition, batch []byte, done func(first ind
 		return fmt.Errorf("%w: %w", store.ErrBatch, err)
 	}
 	a := s.take()
-	if a.infos, err = b.MessageInfos(a.infos[:0]); err != nil {
-		s.put(a)
-		return fmt.Errorf("%w: %w", store.ErrBatch, err)
-	}
 	a.part, a.batchOK = pt, done
 	a.batch = index.Batch{Size: uint32(len(b)), Count: uint16(b.Count())}
-	a.tags, a.batch.Tags = tagsOf(a.tags, a.infos)
+	if a.tags, a.batch.Tags, err = tagsOf(b, a.tags); err != nil {
+		s.put(a)
+		return err
+	}
 	t := &pt.topic.topic
 	fields := wire.BrokerFields{
 		Namespace: t.Namespace, Partition: pt.number, Topic: uint64(t.ID), Incarnation: t.Incarnation,
@@ -105,18 +104,40 @@ func (s *Store) takesLocked() error {
 	return nil
 }
 
-// tagsOf puts the tag hashes of messages into buf, and returns it and what the index takes: nil when none has a tag.
-func tagsOf(buf []uint32, infos []wire.MessageInfo) (kept, tags []uint32) {
-	some := uint32(0)
+const (
+	messageTagAt    = 40 // of the tag hash in a message, wire/batch.go
+	messageBytesMin = 48
+)
+
+// tagsOf puts the tag hashes of the batch's messages into buf, and returns it and what the index takes: nil when no message
+// has a tag or the batch is compressed. It steps from length to length and looks at nothing else: the messages were judged
+// by whoever took them from outside, and lengths that do not fill the batch are an error only because this walk needs them.
+func tagsOf(b wire.Batch, buf []uint32) (kept, tags []uint32, err error) {
 	buf = buf[:0]
-	for i := range infos {
-		buf = append(buf, infos[i].TagHash)
-		some |= infos[i].TagHash
+	if b.Compression() != wire.CompressionNone {
+		return buf, nil, nil
+	}
+	rest, some := b[wire.BatchHeaderBytes:], uint32(0)
+	for i := range b.Count() {
+		if len(rest) < messageBytesMin {
+			return buf, nil, fmt.Errorf("%w: message %d is cut", store.ErrBatch, i)
+		}
+		n := binary.LittleEndian.Uint32(rest)
+		if n < messageBytesMin || uint64(n) > uint64(len(rest)) {
+			return buf, nil, fmt.Errorf("%w: message %d has length %d of %d", store.ErrBatch, i, n, len(rest))
+		}
+		tag := binary.LittleEndian.Uint32(rest[messageTagAt:])
+		some |= tag
+		buf = append(buf, tag)
+		rest = rest[n:]
+	}
+	if len(rest) != 0 {
+		return buf, nil, fmt.Errorf("%w: %d bytes after the last message", store.ErrBatch, len(rest))
 	}
 	if some == 0 {
-		return buf, nil
+		return buf, nil, nil
 	}
-	return buf, buf
+	return buf, buf, nil
 }
 
 // AppendRecord appends one record of another kind.

@@ -194,23 +194,21 @@ func (s *Store) recovered(rec *journal.Record, in *batchReader) error {
 
 // batchReader makes index entries of a batch's record. What it returns is valid until it reads the next.
 type batchReader struct {
-	infos []wire.MessageInfo
 	tags  []uint32
 	batch index.Batch
 }
 
 func (r *batchReader) read(rec *journal.Record) (store.Partition, index.Index, *index.Batch, error) {
 	b, err := wire.ParseBatch(rec.Payload)
-	if err == nil {
-		r.infos, err = b.MessageInfos(r.infos[:0])
-	}
 	if err != nil {
 		return store.Partition{}, 0, nil, fmt.Errorf("%w: record at position %d: %w", store.ErrBatch, rec.Position, err)
 	}
 	r.batch = index.Batch{
 		Position: uint64(rec.Position), Stored: rec.Stored, Size: uint32(len(b)), Count: uint16(b.Count()),
 	}
-	r.tags, r.batch.Tags = tagsOf(r.tags, r.infos)
+	if r.tags, r.batch.Tags, err = tagsOf(b, r.tags); err != nil {
+		return store.Partition{}, 0, nil, fmt.Errorf("record at position %d: %w", rec.Position, err)
+	}
 	return partitionOf(b), index.Index(b.FirstIndex()), &r.batch, nil
 }
 
