@@ -1,9 +1,13 @@
 package journal
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
 // Truncate cuts everything from to on, durably, and starts a new epoch there, whose record is on disk when it returns:
@@ -68,6 +72,9 @@ func (j *Journal) truncate(to Position) error {
 	j.mu.marked = false
 	j.mu.Unlock()
 
+	if err := j.writeCutMark(to); err != nil {
+		return j.fail(err)
+	}
 	if err := j.current.openForWriting(j.fs); err != nil {
 		return j.fail(err)
 	}
@@ -81,11 +88,96 @@ func (j *Journal) truncate(to Position) error {
 	if err := j.current.mu.file.SyncData(); err != nil {
 		return j.fail(fmt.Errorf("sync segment %s: %w", j.current.path, err))
 	}
+	if err := j.removeCutMark(); err != nil {
+		return j.fail(err)
+	}
 	e := j.Epoch()
 	if err := j.startEpoch(MakeEpoch(e.Term(), e.Start()+1)); err != nil {
 		return j.fail(err)
 	}
 	return nil
+}
+
+// The cut mark is a file that says, from before the first byte is cut until all of it is gone for good, where the cut is.
+// Without it a crash could leave a cut record before one that is still whole, which proves that the other was on disk:
+// that looks like damage. With it recovery goes on with the cut.
+//
+//	 0  magic     "JMQJCUT\x00"
+//	 8  version   u32   1
+//	12  reserved  u32   0
+//	16  store     [16]  store id
+//	32  position  u64
+//	40  crc32c    u32   over [0, 40)
+const (
+	cutName      = "cut.mark"
+	cutMagic     = "JMQJCUT\x00"
+	cutMarkBytes = 44
+	cutAtCRC     = 40
+)
+
+func (j *Journal) writeCutMark(to Position) error {
+	var b [cutMarkBytes]byte
+	copy(b[:], cutMagic)
+	le := binary.LittleEndian
+	le.PutUint32(b[8:], FormatVersion)
+	copy(b[16:], j.opts.StoreID[:])
+	le.PutUint64(b[32:], uint64(to))
+	le.PutUint32(b[cutAtCRC:], crc32.Checksum(b[:cutAtCRC], crcTable))
+	path := j.fs.PathJoin(j.opts.Dir, cutName)
+	f, err := j.fs.Create(path, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return fmt.Errorf("mark cut: %w", err)
+	}
+	err = writeAt(f, b[:], 0)
+	if err == nil {
+		err = f.Sync()
+	}
+	_ = f.Close()
+	if err == nil {
+		err = syncDir(j.dir)
+	}
+	if err != nil {
+		return fmt.Errorf("mark cut: %w", err)
+	}
+	return nil
+}
+
+// removeCutMark removes the mark for good: before anything is appended, for a mark that came back would cut that.
+func (j *Journal) removeCutMark() error {
+	if err := j.fs.Remove(j.fs.PathJoin(j.opts.Dir, cutName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove mark of a cut: %w", err)
+	}
+	return syncDir(j.dir)
+}
+
+// readCutMark returns where the cut is; nil if the mark is not whole, which means that nothing was cut yet.
+func readCutMark(fsys vfs.FS, path string, store *[storeIDBytes]byte) (*Position, error) {
+	f, err := fsys.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	defer f.Close()
+	var b [cutMarkBytes]byte
+	if err := readFull(f, b[:], 0); err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	le := binary.LittleEndian
+	if string(b[:8]) != cutMagic {
+		return nil, nil
+	}
+	if v := le.Uint32(b[8:]); v > FormatVersion {
+		return nil, &VersionError{File: path, Found: v, Supported: FormatVersion}
+	}
+	if le.Uint32(b[cutAtCRC:]) != crc32.Checksum(b[:cutAtCRC], crcTable) {
+		return nil, nil
+	}
+	var found [storeIDBytes]byte
+	copy(found[:], b[16:])
+	if store != nil && found != *store {
+		return nil, &ForeignError{File: path, Found: found, Want: *store}
+	}
+	pos := Position(le.Uint64(b[32:]))
+	return &pos, nil
 }
 
 // checkBoundary reads the segment of pos from its begin, to see that a record begins or the journal ends there.

@@ -23,7 +23,8 @@ type scanner struct {
 	fs       vfs.FS
 	list     segments
 	start    Position
-	epoch    Epoch // at first the epoch of the last record below start, 0 if not known
+	cut      *Position // a Truncate to here was under way: what is beyond is as good as gone
+	epoch    Epoch     // at first the epoch of the last record below start, 0 if not known
 	record   func(Record) error
 	progress func(done, total int64)
 
@@ -69,6 +70,9 @@ func (s *scanner) run() error {
 		return fmt.Errorf("%w: recovery from %d, but the first segment is %s", ErrTrimmed, s.start, s.list[0].path)
 	case s.start > top.limit():
 		return s.corrupt(top, top.limit(), "the journal ends before position %d, below which everything was synced", s.start)
+	}
+	if s.cut != nil && s.start > *s.cut {
+		return s.corrupt(s.list[max(s.list.find(*s.cut), 0)], *s.cut, "the journal was cut here, but everything below %d was synced", s.start)
 	}
 	s.at = s.list.find(s.start)
 	s.end, s.proven = s.start, s.start
@@ -137,6 +141,9 @@ func (s *scanner) records() (reason string, err error) {
 			next = s.list[s.at+1].base
 			limit = min(limit, next)
 		}
+		if s.cut != nil {
+			limit = min(limit, max(*s.cut, s.end))
+		}
 		f, err := s.file(seg)
 		if err != nil {
 			return "", err
@@ -186,19 +193,26 @@ func (s *scanner) judge(reason string) error {
 	damage := func(proof string, durable Position) error {
 		return s.corrupt(seg, s.end, "%s, but %s proves that everything below %d was synced", reason, proof, durable)
 	}
-	for _, later := range s.list[s.at+1:] {
-		if later.durable > s.end {
-			return damage("the header of "+later.path, later.durable)
+	if s.cut != nil {
+		if s.end < *s.cut {
+			return damage("a cut", *s.cut)
+		}
+		s.proven = s.end
+	} else {
+		for _, later := range s.list[s.at+1:] {
+			if later.durable > s.end {
+				return damage("the header of "+later.path, later.durable)
+			}
 		}
 	}
 	s.leftover = s.end
-	for i := s.at; i < len(s.list); i++ {
+	for i := s.at; i < len(s.list) && (i == s.at || s.cut == nil); i++ {
 		from := max(s.end, s.list[i].base)
 		proof, leftover, err := s.after(s.list[i], from)
 		if err != nil {
 			return err
 		}
-		if proof.Durable > s.end {
+		if s.cut == nil && proof.Durable > s.end {
 			return damage(fmt.Sprintf("the record at %d", proof.Position), proof.Durable)
 		}
 		if i == s.at {
@@ -255,7 +269,7 @@ func (s *scanner) after(seg *segment, from Position) (proof Record, leftover Pos
 			if err != nil {
 				return proof, 0, err
 			}
-			if reason == "" && r.Epoch >= s.last && r.Durable > s.end {
+			if s.cut == nil && reason == "" && r.Epoch >= s.last && r.Durable > s.end {
 				r.Payload = nil
 				return r, leftover, nil
 			}
@@ -296,7 +310,7 @@ func (j *Journal) recover() (last Epoch, err error) {
 		}
 	} else {
 		j.list.Store(&l)
-		s := scanner{fs: j.fs, list: l, start: o.Start, epoch: o.StartEpoch, record: o.Recovered, progress: o.Progress}
+		s := scanner{fs: j.fs, list: l, start: o.Start, cut: found.cut, epoch: o.StartEpoch, record: o.Recovered, progress: o.Progress}
 		if err := s.run(); err != nil {
 			return 0, err
 		}
@@ -311,6 +325,11 @@ func (j *Journal) recover() (last Epoch, err error) {
 		last, end = s.last, s.end
 		j.mu.limit = j.current.limit()
 		j.mu.mark = j.current.base + Position(j.current.capacity/2)
+	}
+	if found.mark {
+		if err := j.removeCutMark(); err != nil {
+			return 0, err
+		}
 	}
 	j.mu.next = end
 	j.synced.Store(uint64(end))
@@ -350,7 +369,8 @@ func (j *Journal) repair(s *scanner) (segments, error) {
 		zeroTo := s.leftover
 		if i < s.at {
 			zeroTo = to
-		} else if s.short {
+		} else if s.short || s.cut != nil {
+			// Of a cut also what looks like zeroes already: it may have been written by a process whose sync failed.
 			zeroTo = seg.limit()
 		}
 		if err := zero(seg, to, zeroTo); err != nil {

@@ -267,9 +267,11 @@ type spare struct {
 
 // folder is what list found in a journal's directory.
 type folder struct {
-	segments segments // files closed
-	spares   []spare  // files closed
-	filling  []string // paths of files whose zero-filling was not finished
+	segments segments  // files closed
+	spares   []spare   // files closed
+	filling  []string  // paths of files whose zero-filling was not finished
+	cut      *Position // where a Truncate was under way; nil if none was
+	mark     bool      // the file that says so is there, if maybe not whole
 }
 
 // list reads the names and headers in dir; it changes nothing. A file whose valid header has another base than its name
@@ -290,6 +292,13 @@ func list(fsys vfs.FS, dir string, want *[storeIDBytes]byte) (folder, error) {
 		path := fsys.PathJoin(dir, name)
 		if strings.HasPrefix(name, sparePrefix) && strings.HasSuffix(name, fillingSuffix) {
 			found.filling = append(found.filling, path)
+			continue
+		}
+		if name == cutName {
+			found.mark = true
+			if found.cut, err = readCutMark(fsys, path, want); err != nil {
+				return found, err
+			}
 			continue
 		}
 		if !strings.HasSuffix(name, segmentSuffix) {

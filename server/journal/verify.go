@@ -1,0 +1,101 @@
+package journal
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// Report is what Verify found. What was read is sound up to End.
+type Report struct {
+	StoreID  [16]byte
+	Segments int
+	Spares   int // prepared files, and ones whose preparation was not finished
+	Bytes    int64
+	Records  map[Kind]KindCount
+	Epochs   []EpochBegin
+
+	Begin  Position // of the first segment
+	From   Position // where reading began
+	Last   Position // of the last record; = From if there is none
+	End    Position // after the last record
+	Proven Position // what the journal says of itself to have been on disk: From <= Proven <= End
+
+	// TornBytes is what lies between End and the last byte that is not zero in the segment: a torn tail, which Open would
+	// cut. TornSegments follow it and would be removed.
+	TornBytes    int64
+	TornSegments int
+
+	// Damage is the first damage, at which reading ended; nil if there is none. A *CorruptError, *VersionError or *ForeignError.
+	Damage error
+}
+
+// KindCount counts the records of one kind.
+type KindCount struct {
+	Records int64
+	Bytes   int64 // of payloads
+}
+
+// EpochBegin is where an epoch's first record was seen.
+type EpochBegin struct {
+	Epoch    Epoch
+	Position Position
+}
+
+// Verify reads the journal in dir from a position on (0 is its begin), and checks every record as recovery would. It
+// changes nothing; nobody may be writing. The error is for what could not be read at all; damage is in the report.
+func Verify(fsys vfs.FS, dir string, from Position, progress func(done, total int64)) (Report, error) {
+	r := Report{Records: map[Kind]KindCount{}, From: from, Last: from, End: from, Proven: from}
+	damaged := func(err error) (Report, error) {
+		var corrupt *CorruptError
+		var version *VersionError
+		var foreign *ForeignError
+		if errors.As(err, &corrupt) || errors.As(err, &version) || errors.As(err, &foreign) {
+			r.Damage = err
+			return r, nil
+		}
+		return r, fmt.Errorf("verify journal: %w", err)
+	}
+	found, err := list(fsys, dir, nil)
+	r.Segments, r.Spares = len(found.segments), len(found.spares)+len(found.filling)
+	if err != nil {
+		return damaged(err)
+	}
+	l := found.segments
+	if len(l) == 0 {
+		return r, nil
+	}
+	defer func() {
+		for _, s := range l {
+			s.release()
+		}
+	}()
+	r.StoreID, r.Begin = l[0].store, l[0].base
+	if err := l.chain(fsys, dir); err != nil {
+		return damaged(err)
+	}
+	if from == 0 {
+		r.From, r.Last = r.Begin, r.Begin
+	}
+	s := scanner{fs: fsys, list: l, start: from, cut: found.cut, progress: progress, record: func(rec Record) error {
+		c := r.Records[rec.Kind]
+		c.Records++
+		c.Bytes += int64(len(rec.Payload))
+		r.Records[rec.Kind] = c
+		r.Bytes += int64(RecordBytes(len(rec.Payload)))
+		r.Last = rec.Position
+		if n := len(r.Epochs); n == 0 || r.Epochs[n-1].Epoch != rec.Epoch {
+			r.Epochs = append(r.Epochs, EpochBegin{Epoch: rec.Epoch, Position: rec.Position})
+		}
+		return nil
+	}}
+	err = s.run()
+	r.End, r.Proven = max(s.end, r.From), max(s.proven, r.From)
+	if err != nil {
+		return damaged(err)
+	}
+	r.TornBytes = int64(s.leftover - s.end)
+	r.TornSegments = len(l) - 1 - s.at
+	return r, nil
+}
