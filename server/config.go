@@ -51,8 +51,8 @@ type ListenConfig struct {
 // JournalConfig sizes the journal.
 type JournalConfig struct {
 	SegmentBytesMax int64 `yaml:"segmentBytesMax" help:"size of a segment file"`
-	CommitBytesMax  int64 `yaml:"commitBytesMax" help:"most bytes gathered for one write and sync"`
-	QueueBytesMax   int64 `yaml:"queueBytesMax" help:"bytes that wait for the disk before senders are told busy"`
+	CommitBytesMax  int   `yaml:"commitBytesMax" help:"most bytes gathered for one write and sync"`
+	QueueBytesMax   int   `yaml:"queueBytesMax" help:"bytes that wait for the disk before senders are told busy"`
 }
 
 // StoreConfig says when the store writes checkpoints.
@@ -112,7 +112,9 @@ type KeyError struct {
 	Reason string // "must be ..."
 }
 
-func (e *KeyError) Error() string { return fmt.Sprintf("%s: %v %s", e.Key, valueText(e.Value), e.Reason) }
+func (e *KeyError) Error() string {
+	return fmt.Sprintf("%s: %v %s", e.Key, valueText(e.Value), e.Reason)
+}
 
 func valueText(v any) string {
 	if s, ok := v.(string); ok {
@@ -149,8 +151,11 @@ func (c *Config) Validate() error {
 		bad("broker.admin.listen", b.Admin.Listen, "must not be the address of broker.wire.listen")
 	}
 	between(bad, "broker.journal.segmentBytesMax", b.Journal.SegmentBytesMax, 64<<10, 16<<30)
+	if b.Journal.SegmentBytesMax%4096 != 0 {
+		bad("broker.journal.segmentBytesMax", b.Journal.SegmentBytesMax, "must be a multiple of 4096")
+	}
 	between(bad, "broker.journal.commitBytesMax", b.Journal.CommitBytesMax, 64<<10, 1<<30)
-	between(bad, "broker.journal.queueBytesMax", b.Journal.QueueBytesMax, 8<<20, 16<<30)
+	between(bad, "broker.journal.queueBytesMax", b.Journal.QueueBytesMax, 8<<20, 1<<30)
 	between(bad, "broker.store.checkpointBytes", b.Store.CheckpointBytes, 64<<10, 1<<40)
 	between(bad, "broker.store.checkpointEvery", b.Store.CheckpointEvery, 100*time.Millisecond, time.Hour)
 	between(bad, "broker.index.filesOpenMax", b.Index.FilesOpenMax, 1, 1_000_000)

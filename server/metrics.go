@@ -1,0 +1,212 @@
+package server
+
+import (
+	"context"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/jmqio/jmq/server/broker"
+	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/listener"
+	"github.com/jmqio/jmq/server/store"
+	"github.com/jmqio/jmq/server/store/local"
+	"github.com/jmqio/jmq/wire"
+)
+
+// seriesMax bounds the series of one metric: labels are topic and group at most, never partition or client, and what is
+// beyond is counted in jmq_series_left_out.
+const seriesMax = 10_000
+
+// collector renders the packages' Metrics at each scrape. It keeps nothing of its own.
+type collector struct {
+	buildInfo prometheus.Metric
+
+	mu struct {
+		sync.Mutex
+		broker  *broker.Broker // nil: it does not serve
+		store   *local.Store
+		sockets *listener.Listener
+	}
+}
+
+func newCollector(version, name, brokerGroup string) *collector {
+	return &collector{buildInfo: prometheus.MustNewConstMetric(
+		prometheus.NewDesc("jmq_build_info", "Version of this binary; always 1.", nil,
+			prometheus.Labels{"version": version, "broker": name, "broker_group": brokerGroup}), prometheus.GaugeValue, 1)}
+}
+
+func (c *collector) register(r *prometheus.Registry) {
+	r.MustRegister(c, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+}
+
+// serve says whose metrics to render from now on; nil: nobody's.
+func (c *collector) serve(b *broker.Broker, s *local.Store, l *listener.Listener) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.broker, c.mu.store, c.mu.sockets = b, s, l
+}
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, labels, nil)
+}
+
+var (
+	descMessagesIn   = desc("jmq_messages_in_total", "Messages stored and committed, since the topic was made.", "topic")
+	descStored       = desc("jmq_topic_messages", "Messages kept now.", "topic")
+	descPartitions   = desc("jmq_topic_partitions", "Partitions of a topic.", "topic")
+	descGroupLag     = desc("jmq_group_lag_messages", "Messages that a group has not consumed.", "topic", "group")
+	descGroupLeased  = desc("jmq_group_inflight_messages", "Messages that members of a group hold now.", "topic", "group")
+	descLeftOut      = desc("jmq_series_left_out", "Series not shown, since a metric has too many.")
+	descBytesIn      = desc("jmq_message_in_bytes_total", "Bytes of the batches stored and committed, since the start.")
+	descBatchesIn    = desc("jmq_batches_in_total", "Batches stored and committed, since the start.")
+	descMessagesOut  = desc("jmq_messages_out_total", "Messages given to consumers, each time they were, since the start.")
+	descBytesOut     = desc("jmq_message_out_bytes_total", "Bytes of the batches given to consumers, since the start.")
+	descProduceTime  = desc("jmq_produce_duration_seconds", "From a send's arrival to its commit.")
+	descAcked        = desc("jmq_acked_messages_total", "Messages acknowledged.")
+	descReleased     = desc("jmq_released_messages_total", "Messages that consumers gave back.")
+	descAckRefused   = desc("jmq_acks_refused_total", "Items of acks that were not ok: late, foreign, repeated.")
+	descRefused      = desc("jmq_requests_refused_total", "Requests that the broker refused, by code.", "code")
+	descReadErrors   = desc("jmq_read_errors_total", "Reads of stored messages that failed.")
+	descLeases       = desc("jmq_leases", "Leases held now.")
+	descLeasesGiven  = desc("jmq_leases_total", "Leases given.")
+	descWaiting      = desc("jmq_fetches_waiting", "Fetches that wait for messages.")
+	descSyncs        = desc("jmq_fsync_duration_seconds", "Syncs of the journal: how many, and the time that they took.")
+	descCommits      = desc("jmq_commits_total", "Commits of the journal.")
+	descAppends      = desc("jmq_appends_total", "Appends to the journal.")
+	descJournalBytes = desc("jmq_journal_written_bytes_total", "Bytes of records written by commits.")
+	descBusy         = desc("jmq_appends_busy_total", "Appends refused since too much waited for the disk.")
+	descQueueBytes   = desc("jmq_journal_queue_bytes", "Bytes that wait for the disk.")
+	descStoreBytes   = desc("jmq_store_bytes", "Bytes of journal kept.")
+	descSegments     = desc("jmq_journal_segments", "Segments of the journal.")
+	descCheckpoints  = desc("jmq_checkpoints_total", "Checkpoints written.")
+	descCheckErrors  = desc("jmq_checkpoint_errors_total", "Checkpoints that could not be written.")
+	descBehind       = desc("jmq_checkpoint_lag_bytes", "Bytes of journal that a recovery would read.")
+	descIndexFiles   = desc("jmq_index_files_open", "Index files open.")
+	descFailed       = desc("jmq_store_failed", "1 when the store stopped after a failed write or sync.")
+	descConnections  = desc("jmq_connections", "Client connections open.", "kind")
+	descAccepted     = desc("jmq_connections_accepted_total", "Connections accepted.")
+	descTooMany      = desc("jmq_connections_refused_total", "Connections refused since there were too many.")
+	descNetIn        = desc("jmq_network_in_bytes_total", "Bytes read from clients.")
+	descNetOut       = desc("jmq_network_out_bytes_total", "Bytes written to clients.")
+	descPanics       = desc("jmq_panics_total", "Requests that hit a defect of the broker.")
+)
+
+// Describe sends nothing: what there is depends on topics and groups.
+func (c *collector) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(out chan<- prometheus.Metric) {
+	out <- c.buildInfo
+	c.mu.Lock()
+	b, s, l := c.mu.broker, c.mu.store, c.mu.sockets
+	c.mu.Unlock()
+	if b == nil {
+		return
+	}
+	counter := func(d *prometheus.Desc, v float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+
+	m := b.Metrics()
+	counter(descBytesIn, float64(m.BytesIn))
+	counter(descBatchesIn, float64(m.BatchesIn))
+	counter(descMessagesOut, float64(m.MessagesOut))
+	counter(descBytesOut, float64(m.BytesOut))
+	counter(descAcked, float64(m.Acks))
+	counter(descReleased, float64(m.Releases))
+	counter(descAckRefused, float64(m.AcksRefused))
+	counter(descReadErrors, float64(m.ReadErrors))
+	for code, n := range m.Refused {
+		counter(descRefused, float64(n), code.String())
+	}
+	buckets, count := map[float64]uint64{}, uint64(0)
+	for i, bound := range broker.DurationBounds {
+		count += m.ProduceDuration.Counts[i]
+		buckets[bound.Seconds()] = count
+	}
+	count += m.ProduceDuration.Counts[len(broker.DurationBounds)]
+	out <- prometheus.MustNewConstHistogram(descProduceTime, count, m.ProduceDuration.Sum.Seconds(), buckets)
+	gauge(descLeases, float64(m.Dispatch.Leased))
+	counter(descLeasesGiven, float64(m.Dispatch.Leases))
+	gauge(descWaiting, float64(m.Dispatch.Waiting))
+
+	sm := s.Metrics()
+	j := sm.Journal
+	out <- prometheus.MustNewConstSummary(descSyncs, uint64(j.Syncs), j.SyncTime.Seconds(), nil)
+	counter(descCommits, float64(j.Commits))
+	counter(descAppends, float64(j.Appends))
+	counter(descJournalBytes, float64(j.Bytes))
+	counter(descBusy, float64(j.Busy))
+	gauge(descQueueBytes, float64(j.QueueBytes))
+	gauge(descStoreBytes, float64(j.Synced-j.Begin))
+	gauge(descSegments, float64(j.Segments))
+	counter(descCheckpoints, float64(sm.Checkpoints))
+	counter(descCheckErrors, float64(sm.CheckpointErrors))
+	gauge(descBehind, float64(sm.Applied-min(sm.Applied, sm.Checkpoint)))
+	gauge(descIndexFiles, float64(sm.Index.FilesOpen))
+	failed := 0.0
+	if s.Err() != nil {
+		failed = 1
+	}
+	gauge(descFailed, failed)
+
+	n := l.Metrics()
+	gauge(descConnections, float64(n.Connections), "client")
+	counter(descAccepted, float64(n.Accepted))
+	counter(descTooMany, float64(n.Refused))
+	counter(descNetIn, float64(n.BytesRead))
+	counter(descNetOut, float64(n.BytesWritten))
+	counter(descPanics, float64(n.Panics))
+
+	gauge(descLeftOut, float64(collectTopics(b, s, counter, gauge)))
+}
+
+// collectTopics renders what has a topic or a group, and returns how many series it left out.
+func collectTopics(b *broker.Broker, s *local.Store, counter, gauge func(*prometheus.Desc, float64, ...string)) (leftOut int) {
+	topics, groups := 0, 0
+	for _, t := range s.Topics() {
+		if topics++; topics > seriesMax {
+			leftOut++
+			continue
+		}
+		var first, end index.Index
+		for p := range t.Partitions {
+			f, e, err := s.Bounds(store.Partition{Topic: t.ID, Incarnation: t.Incarnation, Partition: uint16(p)})
+			if err != nil {
+				continue // deleted meanwhile
+			}
+			first, end = first+f, end+e
+		}
+		counter(descMessagesIn, float64(end), t.Name)
+		gauge(descStored, float64(end-first), t.Name)
+		gauge(descPartitions, float64(t.Partitions), t.Name)
+		lags, err := b.GroupLag(context.Background(), &wire.GroupLagRequest{Topic: t.Name})
+		if err != nil {
+			leftOut++ // more groups and partitions than one answer holds, or the broker has stopped
+			continue
+		}
+		type sum struct{ lag, leased uint64 }
+		sums, order := map[string]sum{}, []string(nil)
+		for _, p := range lags.Partitions {
+			v, known := sums[p.Group]
+			if !known {
+				order = append(order, p.Group)
+			}
+			sums[p.Group] = sum{v.lag + p.Lag, v.leased + p.Leased}
+		}
+		for _, g := range order {
+			if groups++; groups > seriesMax {
+				leftOut++
+				continue
+			}
+			gauge(descGroupLag, float64(sums[g].lag), t.Name, g)
+			gauge(descGroupLeased, float64(sums[g].leased), t.Name, g)
+		}
+	}
+	return leftOut
+}

@@ -1,0 +1,143 @@
+// Package servertest starts a whole jmq on a temporary folder in one call, for tests and for programs under scripts.
+package servertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jmqio/jmq/server"
+	"github.com/jmqio/jmq/wire"
+)
+
+// within bounds a start and a stop: far more than either takes, so that a test that hangs says where.
+const within = 30 * time.Second
+
+// Server is a running jmq. Its goroutine ends with Stop, which the test's end calls.
+type Server struct {
+	t      testing.TB
+	config server.Config
+
+	mu      sync.Mutex // of what follows
+	running *server.Server
+	stop    context.CancelFunc
+	ended   chan error
+}
+
+// Option changes the configuration that Start begins with: the defaults, on free ports, small segments and a temporary
+// folder.
+type Option func(*server.Config)
+
+// Start returns a server that serves. The test fails if it cannot start, or does not stop well at its end.
+func Start(t testing.TB, options ...Option) *Server {
+	t.Helper()
+	c := server.DefaultConfig()
+	c.Broker.Data = t.TempDir()
+	c.Broker.Wire.Listen, c.Broker.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	c.Broker.Journal.SegmentBytesMax = 1 << 20
+	c.Broker.StopTimeout = 2 * time.Second
+	if os.Getenv("JMQ_TEST_LOG") != "" {
+		c.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
+	for _, o := range options {
+		o(&c)
+	}
+	s := &Server{t: t, config: c}
+	if err := s.start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Stop)
+	return s
+}
+
+func (s *Server) start() error {
+	running, err := server.New(s.config)
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- running.Run(ctx) }()
+	select {
+	case <-running.Ready():
+	case err := <-ended:
+		stop()
+		if err == nil {
+			err = errors.New("ended at once")
+		}
+		return fmt.Errorf("servertest: start: %w", err)
+	case <-time.After(within):
+		stop()
+		return fmt.Errorf("servertest: not ready within %v", within)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.running, s.stop, s.ended = running, stop, ended
+	return nil
+}
+
+// Stop stops the server in order and waits. It may be called again.
+func (s *Server) Stop() {
+	s.t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running == nil {
+		return
+	}
+	s.stop()
+	select {
+	case err := <-s.ended:
+		if err != nil {
+			s.t.Errorf("servertest: stop: %v", err)
+		}
+	case <-time.After(within):
+		s.t.Errorf("servertest: not stopped within %v", within)
+	}
+	s.running = nil
+}
+
+// Restart stops the server and starts it again on the same folder and the same ports.
+func (s *Server) Restart() {
+	s.t.Helper()
+	s.config.Broker.Wire.Listen, s.config.Broker.Admin.Listen = s.Address(), s.AdminAddress()
+	s.Stop()
+	if err := s.start(); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// Address is where clients connect.
+func (s *Server) Address() string { return s.get().WireAddress() }
+
+// AdminAddress is where the admin port is.
+func (s *Server) AdminAddress() string { return s.get().AdminAddress() }
+
+// Folder is the data folder.
+func (s *Server) Folder() string { return s.config.Broker.Data }
+
+// Admin is the broker's administration, in process.
+func (s *Server) Admin() wire.Admin { return s.get().Admin() }
+
+// CreateTopic makes a topic, or fails the test.
+func (s *Server) CreateTopic(name string, partitions uint32) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	if _, err := s.Admin().CreateTopic(ctx, &wire.CreateTopicRequest{Topic: name, Partitions: partitions}); err != nil {
+		s.t.Fatalf("servertest: create topic %s: %v", name, err)
+	}
+}
+
+func (s *Server) get() *server.Server {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running == nil {
+		s.t.Fatal("servertest: the server is stopped")
+	}
+	return s.running
+}
