@@ -85,8 +85,9 @@ type files struct {
 
 	mu struct {
 		sync.Mutex
-		open map[Key]*list.Element // of *file
-		used *list.List            // front: last used
+		open   map[Key]*list.Element // of *file
+		used   *list.List            // front: last used
+		closed bool
 	}
 }
 
@@ -108,6 +109,10 @@ func (s *files) path(k Key) string { return s.fs.PathJoin(s.dir, fileName(k)) }
 // acquire opens the file of k, or finds it open. The caller releases it.
 func (s *files) acquire(k Key) (*file, error) {
 	s.mu.Lock()
+	if s.mu.closed {
+		s.mu.Unlock()
+		return nil, ErrClosed
+	}
 	if el, ok := s.mu.open[k]; ok {
 		f := el.Value.(*file)
 		f.readers++
@@ -125,6 +130,11 @@ func (s *files) acquire(k Key) (*file, error) {
 
 	var closing []*file
 	s.mu.Lock()
+	if s.mu.closed {
+		s.mu.Unlock()
+		vf.Close()
+		return nil, ErrClosed
+	}
 	if el, ok := s.mu.open[k]; ok { // another reader was quicker
 		closing = append(closing, f)
 		f = el.Value.(*file)
@@ -217,6 +227,7 @@ func (s *files) dropLocked(el *list.Element) *file {
 
 func (s *files) closeAll() {
 	s.mu.Lock()
+	s.mu.closed = true
 	var closing []*file
 	for s.mu.used.Len() > 0 {
 		if f := s.dropLocked(s.mu.used.Front()); f != nil {

@@ -61,6 +61,8 @@ var (
 	ErrTrimmed = errors.New("index: index was trimmed")
 	// ErrBeyond: the index is beyond the end.
 	ErrBeyond = errors.New("index: index is beyond the end")
+	// ErrClosed: the set was closed, and files are not opened any more.
+	ErrClosed = errors.New("index: closed")
 	// ErrVersion: a file was written by a newer version.
 	ErrVersion = errors.New("index: file of a newer version")
 )

@@ -18,8 +18,9 @@ type background struct {
 	done chan struct{}
 
 	// work is held while a checkpoint is written or files are rebuilt.
-	work sync.Mutex
-	buf  []byte // for checkpoints; guarded by work
+	work   sync.Mutex
+	buf    []byte // for checkpoints; guarded by work
+	closed bool   // the folder may be another's; guarded by work
 
 	mu struct {
 		sync.Mutex
@@ -120,6 +121,9 @@ func (s *Store) checkpoint() error {
 	b := &s.background
 	b.work.Lock()
 	defer b.work.Unlock()
+	if b.closed {
+		return journal.ErrClosed
+	}
 
 	if _, err := s.index.Flush(); err != nil && !s.repairAll(err) {
 		return err

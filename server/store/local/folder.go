@@ -55,10 +55,6 @@ func openFolder(vf vfs.FS, dir string) (_ *folder, err error) {
 			err = fmt.Errorf("store: folder %s cannot be written: %w", dir, err)
 		}
 	}()
-	made := false
-	if _, err := vf.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		made = true
-	}
 	if err := vf.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("store: make folder %s: %w", dir, err)
 	}
@@ -72,11 +68,6 @@ func openFolder(vf vfs.FS, dir string) (_ *folder, err error) {
 		}
 	}
 	f := &folder{fs: vf, dir: dir}
-	if made {
-		if err := syncDir(vf, vf.PathDir(dir)); err != nil {
-			return nil, err
-		}
-	}
 	if f.lock, err = vf.Lock(f.path(lockName)); err != nil {
 		if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 			return nil, err
@@ -101,18 +92,9 @@ func openFolder(vf vfs.FS, dir string) (_ *folder, err error) {
 	if err := f.identify(); err != nil {
 		return nil, err
 	}
-	for _, sub := range []string{journalDir, indexDir} {
-		if _, err := vf.Stat(f.path(sub)); errors.Is(err, fs.ErrNotExist) {
-			made = true
-		}
-		if err := vf.MkdirAll(f.path(sub), 0o755); err != nil {
-			return nil, fmt.Errorf("store: make folder %s: %w", f.path(sub), err)
-		}
-	}
-	if made {
-		if err := syncDir(vf, dir); err != nil {
-			return nil, err
-		}
+	// Names that are seen here may have been made by a process that died, or failed, before it had synced them.
+	if err := syncDir(vf, dir); err != nil {
+		return nil, err
 	}
 	return f, nil
 }
@@ -131,15 +113,17 @@ func (f *folder) identify() error {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("store: read %s: %w", path, err)
 	}
-	names, err := f.fs.List(f.dir)
-	if err != nil {
-		return fmt.Errorf("store: list folder %s: %w", f.dir, err)
+	if err := f.mustBeNew(); err != nil {
+		return err
 	}
-	for _, n := range names {
-		_, isCheckpoint := parseCheckpointName(n)
-		if isCheckpoint || n == journalDir || n == indexDir {
-			return fmt.Errorf("store: folder %s has %s but no %s file: it is not whole, and is left as it is", f.dir, n, identityName)
+	// STORE comes last: where it is, the folders are there, and the name of the folder itself is on disk.
+	for _, sub := range []string{journalDir, indexDir} {
+		if err := f.fs.MkdirAll(f.path(sub), 0o755); err != nil {
+			return fmt.Errorf("store: make folder %s: %w", f.path(sub), err)
 		}
+	}
+	if err := syncDir(f.fs, f.fs.PathDir(f.dir)); err != nil {
+		return err
 	}
 	if _, err := rand.Read(f.storeID[:]); err != nil {
 		return fmt.Errorf("store: make a store id: %w", err)
@@ -150,7 +134,26 @@ func (f *folder) identify() error {
 	if err := f.fs.Rename(path+temporary, path); err != nil {
 		return fmt.Errorf("store: rename %s: %w", path+temporary, err)
 	}
-	return syncDir(f.fs, f.dir)
+	return nil // openFolder syncs the folder
+}
+
+// mustBeNew refuses a folder that has what a store leaves, but no STORE.
+func (f *folder) mustBeNew() error {
+	for _, dir := range []string{"", journalDir, indexDir} {
+		names, err := f.fs.List(f.path(dir))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("store: list folder %s: %w", f.path(dir), err)
+		}
+		for _, n := range names {
+			if _, checkpoint := parseCheckpointName(n); checkpoint || dir != "" {
+				return fmt.Errorf("store: folder %s has %s but no %s file: it is not whole, and is left as it is", f.dir, f.fs.PathJoin(dir, n), identityName)
+			}
+		}
+	}
+	return nil
 }
 
 func (f *folder) close() error {

@@ -77,7 +77,13 @@ func (o Options) withDefaults() Options {
 		o.AfterCommit = func() {}
 	}
 	if o.OpenLog == nil {
-		o.OpenLog = func(lo LogOptions) (Log, error) { return replica.OpenSolo(lo) }
+		o.OpenLog = func(lo LogOptions) (Log, error) {
+			l, err := replica.OpenSolo(lo)
+			if err != nil {
+				return nil, err
+			}
+			return l, nil
+		}
 	}
 	if o.OpenIndex == nil {
 		o.OpenIndex = func(io index.Options) Index { return index.Open(io) }

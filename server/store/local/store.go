@@ -251,6 +251,9 @@ func (s *Store) shut() error {
 	if s.failure.Load() == nil && errs[0] == nil {
 		errs = append(errs, s.checkpoint())
 	}
+	s.background.work.Lock()
+	s.background.closed = true
+	s.background.work.Unlock()
 	errs = append(errs, s.index.Close(), s.folder.close())
 	return errors.Join(errs...)
 }
