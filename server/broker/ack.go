@@ -39,7 +39,7 @@ func (b *Broker) ack(ctx context.Context, r *wire.AckRequest, c *ackCall) (ticke
 	if len(r.Items) > itemsMax {
 		return 0, wire.Errorf(wire.CodeTooLarge, "%d items, at most %d can be acked at once", len(r.Items), itemsMax)
 	}
-	who := peer(ctx)
+	who := wire.PeerFrom(ctx)
 	t, q, err := b.queue(who.Namespace, r.Topic, r.Group)
 	if err != nil {
 		return 0, err

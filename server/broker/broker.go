@@ -1,7 +1,6 @@
 package broker
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"runtime"
@@ -231,5 +230,3 @@ func (s source) Progress(g offset.GroupID, t offset.Topic, p uint16) (offset.Pro
 	return s.b.o.Offsets.Progress(g, t, p)
 }
 
-// peer is PeerFrom without taking memory.
-func peer(ctx context.Context) *wire.Peer { return wire.PeerFrom(ctx) }

@@ -41,7 +41,7 @@ func (b *Broker) fetchCall(ctx context.Context, r *wire.FetchRequest, done func(
 	if err := b.check(); err != nil {
 		return nil, err
 	}
-	who := peer(ctx)
+	who := wire.PeerFrom(ctx)
 	t, q, err := b.queue(who.Namespace, r.Topic, r.Group)
 	if err != nil {
 		return nil, err

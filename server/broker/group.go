@@ -64,7 +64,7 @@ func (b *Broker) subscribe(ctx context.Context, r *wire.SubscribeRequest) (creat
 	if err := b.check(); err != nil {
 		return false, t, err
 	}
-	who := peer(ctx)
+	who := wire.PeerFrom(ctx)
 	if err := wire.CheckGroup(r.Group); err != nil {
 		return false, t, err
 	}
@@ -179,7 +179,7 @@ func (b *Broker) groupLag(ctx context.Context, r *wire.GroupLagRequest) (*wire.G
 	if err := b.check(); err != nil {
 		return nil, err
 	}
-	who := peer(ctx)
+	who := wire.PeerFrom(ctx)
 	var t store.Topic
 	var groups []offset.NamedGroup
 	if r.Group != "" {

@@ -51,7 +51,7 @@ func (c *produceCall) append(ctx context.Context, r *wire.ProduceRequest, done f
 	if err := b.check(); err != nil {
 		return err
 	}
-	t, err := b.topic(peer(ctx).Namespace, r.Topic)
+	t, err := b.topic(wire.PeerFrom(ctx).Namespace, r.Topic)
 	if err != nil {
 		return err
 	}

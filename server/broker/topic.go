@@ -30,7 +30,7 @@ func (b *Broker) createTopic(ctx context.Context, r *wire.CreateTopicRequest) (s
 	if r.Partitions < 1 || r.Partitions > PartitionsMax {
 		return store.Topic{}, wire.Errorf(wire.CodeInvalid, "%d partitions, 1 to %d are possible", r.Partitions, PartitionsMax)
 	}
-	t, err := b.store.CreateTopic(ctx, peer(ctx).Namespace, r.Topic, r.Partitions)
+	t, err := b.store.CreateTopic(ctx, wire.PeerFrom(ctx).Namespace, r.Topic, r.Partitions)
 	if errors.Is(err, store.ErrTopicExists) {
 		if t.Partitions == r.Partitions {
 			return t, nil
@@ -49,7 +49,7 @@ func (b *Broker) ListTopics(ctx context.Context, _ *wire.ListTopicsRequest) (*wi
 		return nil, err
 	}
 	response := &wire.ListTopicsResponse{}
-	namespace := peer(ctx).Namespace
+	namespace := wire.PeerFrom(ctx).Namespace
 	for _, t := range b.store.Topics() {
 		if t.Namespace == namespace {
 			response.Topics = append(response.Topics, topicMessage(&t))
@@ -80,5 +80,5 @@ func (b *Broker) route(ctx context.Context, r *wire.RouteRequest) (store.Topic, 
 	if err := b.check(); err != nil {
 		return store.Topic{}, err
 	}
-	return b.topic(peer(ctx).Namespace, r.Topic)
+	return b.topic(wire.PeerFrom(ctx).Namespace, r.Topic)
 }

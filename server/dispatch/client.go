@@ -51,7 +51,6 @@ func (d *Dispatcher) member(key Client, q *queue, number uint32) *member {
 		}
 		m.client, m.key = c, k
 		c.members[k] = m
-		q.active++
 	}
 	return m
 }
@@ -73,7 +72,6 @@ func (d *Dispatcher) settle(m *member) {
 	}
 	c := m.client
 	delete(c.members, m.key)
-	m.key.queue.active--
 	m.client, m.key = nil, memberKey{}
 	if len(d.mu.spare) < spareMax {
 		d.mu.spare = append(d.mu.spare, m)

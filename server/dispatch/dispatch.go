@@ -121,7 +121,6 @@ type queue struct {
 	ready      []uint64 // a bit for each partition: it has something to give
 	next       int      // where the search starts: behind the partition given last
 	parked     fetchList
-	active     int // members that hold or wait
 }
 
 // New returns a Dispatcher. Close it.

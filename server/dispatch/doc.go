@@ -15,8 +15,7 @@
 //
 // A fetch that finds nothing may park. A parked fetch is an entry in its queue's list, not a goroutine. It ends by a
 // lease, its wait time, Cancel or Stop. Whenever a partition gets something to give (a commit, the end of a lease or of a
-// pause) the first parked fetch that accepts the partition and whose member holds less than its fair share gets it.
-// Therefore:
+// pause), of the parked fetches that accept it the first whose member holds the fewest partitions gets it. Therefore:
 //
 //	no partition is ready while a parked fetch accepts it
 //

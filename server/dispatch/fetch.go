@@ -153,24 +153,19 @@ func (d *Dispatcher) unpark(q *queue, f *Fetch) {
 	d.settle(m)
 }
 
-// pick returns the parked fetch that gets p: the first that accepts it and whose member holds less than its fair share,
-// else the first that accepts it.
+// pick returns the parked fetch that gets p: of those that accept it the first whose member holds the fewest partitions.
+// So nobody gets more than a fair share while another waits, and equals are served as they came.
 func (q *queue) pick(p *partition) *Fetch {
-	var first *Fetch
-	share := 0
+	var best *Fetch
 	for f := q.parked.head; f != nil; f = f.next {
-		if !f.accepts(p.number) {
+		if !f.accepts(p.number) || best != nil && len(f.member.leases) >= len(best.member.leases) {
 			continue
 		}
-		if first == nil {
-			first = f
-			share = (len(q.partitions) + q.active - 1) / q.active
-		}
-		if len(f.member.leases) < share {
-			return f
+		if best = f; len(f.member.leases) == 0 {
+			break
 		}
 	}
-	return first
+	return best
 }
 
 // choose returns a ready partition that f accepts, going round behind the one given last; nil if there is none.

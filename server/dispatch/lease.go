@@ -245,8 +245,11 @@ func (d *Dispatcher) ack(p *partition, m *member, item *wire.AckRange, out *fetc
 		if had == r.Len() {
 			return wire.CodeAlreadyEnded
 		}
+		// What had ended before is not said again.
+		for gap := p.progress.GapIn(r); gap.Len() > 0; gap = p.progress.GapIn(offset.Range{From: gap.To, To: r.To}) {
+			d.mu.ends = append(d.mu.ends, offset.End{Group: p.queue.key.Group, Topic: p.queue.key.Topic, Partition: p.number, Generation: p.generation, Outcome: item.Outcome, Range: gap})
+		}
 		p.progress.Add(r)
-		d.mu.ends = append(d.mu.ends, offset.End{Group: p.queue.key.Group, Topic: p.queue.key.Topic, Partition: p.number, Generation: p.generation, Outcome: item.Outcome, Range: r})
 	}
 	if p.left() == 0 {
 		why := EndedAcked

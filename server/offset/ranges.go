@@ -216,6 +216,14 @@ func (p *Progress) Gap(end index.Index) Range {
 	return Range{p.Ack, end}
 }
 
+// GapIn returns the first run of r that has not ended; an empty range at r.To when all of r has.
+func (p *Progress) GapIn(r Range) Range {
+	if r.From = max(r.From, p.Ack); r.From >= r.To {
+		return Range{r.To, r.To}
+	}
+	return p.Consumed.Gap(r)
+}
+
 // Count returns how many indexes of r have ended.
 func (p *Progress) Count(r Range) uint64 {
 	return overlap(Range{0, p.Ack}, r) + p.Consumed.Count(r)

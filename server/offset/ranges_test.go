@@ -144,6 +144,9 @@ func TestProgress(t *testing.T) {
 				if got, want := p.Count(r), m.count(r); got != want {
 					t.Fatalf("%v counts %d in %v, want %d", p, got, r, want)
 				}
+				if got, want := p.GapIn(r), m.gap(r); got != want && got.Len()+want.Len() > 0 {
+					t.Fatalf("%v has gap %v in %v, want %v", p, got, r, want)
+				}
 				end := r.To
 				if got, want := p.Gap(end), m.gap(Range{0, end}); got != want && got.Len()+want.Len() > 0 {
 					t.Fatalf("%v has gap %v below %d, want %v", p, got, end, want)
