@@ -96,7 +96,7 @@ func (s *Store) AppendBatch(p store.Partition, batch []byte, done func(first ind
 // takesLocked says whether anything may be appended. s.order is held.
 func (s *Store) takesLocked() error {
 	if p := s.failure.Load(); p != nil {
-		return fmt.Errorf("%w: %w", journal.ErrFailed, *p)
+		return *p
 	}
 	if s.order.closed {
 		return journal.ErrClosed
@@ -208,7 +208,7 @@ func (s *Store) committed(a *pending, err error) {
 		}
 	}
 	if err != nil {
-		s.fail(err)
+		s.fail()
 	}
 	batchOK, recordOK, first, stored := a.batchOK, a.recordOK, a.first, a.Stored
 	s.put(a)
@@ -228,12 +228,11 @@ func (s *Store) applyRecord(rec *journal.Record, size int, pt *part, first index
 	s.apply.Lock()
 	defer s.apply.Unlock()
 	if s.apply.err != nil {
-		return s.apply.err
+		return s.unappliedLocked()
 	}
 	if err := s.applyLocked(rec, pt, first, b); err != nil {
-		// The record is in the log, so whoever appended it is told that the outcome is not known.
-		s.apply.err = fmt.Errorf("%w: store: record at position %d cannot be applied: %w", journal.ErrUnknown, rec.Position, err)
-		return s.apply.err
+		s.apply.err = fmt.Errorf("store: record at position %d cannot be applied: %w", rec.Position, err)
+		return s.unappliedLocked()
 	}
 	s.apply.end = rec.Position + journal.Position(journal.RecordBytes(size))
 	s.apply.epoch = rec.Epoch
@@ -243,6 +242,9 @@ func (s *Store) applyRecord(rec *journal.Record, size int, pt *part, first index
 	}
 	return nil
 }
+
+// unappliedLocked is what whoever appended a record is told when it is in the log, but cannot be applied.
+func (s *Store) unappliedLocked() error { return fmt.Errorf("%w: %w", journal.ErrUnknown, s.apply.err) }
 
 func (s *Store) applyLocked(rec *journal.Record, pt *part, first index.Index, b *index.Batch) error {
 	switch rec.Kind {

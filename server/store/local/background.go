@@ -199,6 +199,8 @@ func (s *Store) repairAll(err error) bool {
 // repairFiles rebuilds the index files that are wanted, reading the log once for all of them.
 func (s *Store) repairFiles() {
 	b := &s.background
+	b.work.Lock()
+	defer b.work.Unlock()
 	b.mu.Lock()
 	var keys []index.Key
 	for k, wanted := range b.mu.repairs {
@@ -207,7 +209,7 @@ func (s *Store) repairFiles() {
 		}
 	}
 	b.mu.Unlock()
-	if len(keys) == 0 {
+	if len(keys) == 0 || b.closed {
 		return
 	}
 	s.opt.Logger.Warn("index files are damaged and are rebuilt from the journal", "folder", s.folder.dir, "files", len(keys))
@@ -227,9 +229,8 @@ func (s *Store) repairFiles() {
 	b.mu.Unlock()
 }
 
+// rebuild does it. background.work is held.
 func (s *Store) rebuild(keys []index.Key) error {
-	s.background.work.Lock()
-	defer s.background.work.Unlock()
 	build := s.index.Rebuild(keys...)
 	defer build.Abort()
 	r := s.log.NewReader(s.log.Begin())

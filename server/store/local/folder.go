@@ -92,6 +92,13 @@ func openFolder(vf vfs.FS, dir string) (_ *folder, err error) {
 	if err := f.identify(); err != nil {
 		return nil, err
 	}
+	// STORE is made after the folders: a journal that is not there was lost. The index can be made again.
+	if _, err := vf.Stat(f.path(journalDir)); err != nil {
+		return nil, fmt.Errorf("store: folder %s is not whole: %w", dir, err)
+	}
+	if err := vf.MkdirAll(f.path(indexDir), 0o755); err != nil {
+		return nil, fmt.Errorf("store: make folder %s: %w", f.path(indexDir), err)
+	}
 	// Names that are seen here may have been made by a process that died, or failed, before it had synced them.
 	if err := syncDir(vf, dir); err != nil {
 		return nil, err

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
 )
@@ -91,12 +92,22 @@ type result struct {
 	err    error
 }
 
+// appendWait appends a batch and waits for its commit; while the journal is busy it waits for room.
 func appendWait(s *Store, p store.Partition, batch []byte) result {
 	c := make(chan result, 1)
-	if err := s.AppendBatch(p, batch, func(first index.Index, stored int64, err error) { c <- result{first, stored, err} }); err != nil {
-		return result{err: err}
+	for {
+		err := s.AppendBatch(p, batch, func(first index.Index, stored int64, err error) { c <- result{first, stored, err} })
+		if errors.Is(err, journal.ErrBusy) {
+			err = s.WaitRoom(context.Background())
+			if err == nil {
+				continue
+			}
+		}
+		if err != nil {
+			return result{err: err}
+		}
+		return <-c
 	}
-	return <-c
 }
 
 // bodies reads [from, to) and returns the bodies of what came, and the index after it.
@@ -106,6 +117,12 @@ func bodies(t testing.TB, s *Store, p store.Partition, from, to index.Index) ([]
 	if err != nil {
 		t.Fatal(err)
 	}
+	return split(t, b), next
+}
+
+// split returns the bodies of the messages in b, which is batch after batch.
+func split(t testing.TB, b []byte) []string {
+	t.Helper()
 	var list []string
 	for len(b) > 0 {
 		batch, rest, err := wire.SplitBatch(b)
@@ -124,7 +141,7 @@ func bodies(t testing.TB, s *Store, p store.Partition, from, to index.Index) ([]
 		}
 		b = rest
 	}
-	return list, next
+	return list
 }
 
 // TestSmoke stores, reads and reopens.

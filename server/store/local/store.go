@@ -152,8 +152,18 @@ func (s *Store) addTopic(t *store.Topic) error {
 	return nil
 }
 
-// fail stops the store: nothing is taken any more, and Err says why.
-func (s *Store) fail(err error) {
+// fail stops the store after a record was not committed or not applied: nothing is taken any more, and Err says why. What
+// it says is ErrFailed, never ErrUnknown: for what is refused from now on the outcome is known.
+func (s *Store) fail() {
+	err := s.log.Err()
+	s.apply.Lock()
+	if s.apply.err != nil {
+		err = fmt.Errorf("%w: %w", journal.ErrFailed, s.apply.err)
+	}
+	s.apply.Unlock()
+	if err == nil {
+		err = journal.ErrFailed
+	}
 	if s.failure.CompareAndSwap(nil, &err) {
 		s.opt.Logger.Error("store stopped", "folder", s.folder.dir, "error", err)
 	}
