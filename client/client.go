@@ -1,0 +1,197 @@
+package client
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jmqio/jmq/wire"
+	"github.com/oklog/ulid/v2"
+)
+
+// Client is a process's access to jmq: its producers and consumers share a few connections. Make one with Dial, use it
+// from any goroutine, Close it at the end.
+type Client struct {
+	o        *options
+	cluster  *Cluster
+	ids      *idGenerator
+	producer [16]byte // id of this process in batches
+	codec    wire.Codec
+	members  atomic.Uint32
+
+	sends    gate // Sends and the batches of those that were given up
+	runs     gate // of consumers
+	flights  sync.Pool
+	pendings sync.Pool
+	fetches  sync.Pool
+
+	stopping context.Context // ends when Close begins
+	stop     context.CancelFunc
+	closing  sync.Once
+	closed   chan struct{} // Close is through
+
+	mu struct {
+		sync.Mutex
+		topics map[string]*topic
+	}
+}
+
+// Dial connects to a broker at one of the addresses: "jmq://host:port,host:port" or "host:port,host:port". The port is
+// 50088 where it is left out, and an empty string is the broker of `jmq dev` on this machine. Dial returns when one
+// connection is good, and with an error when ctx ends first or no address answers. From then on the client connects again
+// by itself.
+func Dial(ctx context.Context, addresses string, opts ...Option) (*Client, error) {
+	addrs, err := parseAddresses(addresses)
+	o, optErr := newOptions(opts)
+	if err = errors.Join(err, optErr); err != nil {
+		return nil, fmt.Errorf("dial: %w", err)
+	}
+	c := &Client{o: o, ids: newIDGenerator(o.now, rand.Reader), closed: make(chan struct{})}
+	c.producer = [16]byte(c.ids.next())
+	c.mu.topics = map[string]*topic{}
+	c.stopping, c.stop = context.WithCancel(context.Background())
+	c.sends.init()
+	c.runs.init()
+	c.cluster = newCluster(o, addrs, ulid.ULID(c.producer).String())
+	if err := c.cluster.start(ctx); err != nil {
+		c.stop()
+		c.cluster.close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// Cluster is the client's connections, for those who speak the protocol themselves. It ends with the client.
+func (c *Client) Cluster() *Cluster { return c.cluster }
+
+// Close refuses new calls, ends the Runs of consumers as the end of their contexts would, waits for them and for sends
+// under way until ctx ends, and then ends the connections. What was not answered by then has the outcome unknown. It
+// returns ctx's error when it did not wait for everything; the client is closed then too. Only the first call waits.
+func (c *Client) Close(ctx context.Context) error {
+	var err error
+	c.closing.Do(func() {
+		c.stop()
+		err = errors.Join(c.runs.close(ctx), c.sends.close(ctx))
+		c.cluster.close()
+		// Without connections every batch ends soon.
+		c.sends.wait()
+		close(c.closed)
+	})
+	return err
+}
+
+// CreateTopic creates a topic; one that is there with the same number of partitions is fine.
+func (c *Client) CreateTopic(ctx context.Context, name string, partitions int) error {
+	if err := wire.CheckTopic(name); err != nil {
+		return newError(opCreate, name, -1, "", err)
+	}
+	if partitions < 1 || partitions > wire.PartitionsMax {
+		return newError(opCreate, name, -1, "", wire.Errorf(wire.CodeInvalid, "%d partitions, 1 to %d are allowed", partitions, wire.PartitionsMax))
+	}
+	r := &wire.CreateTopicRequest{Topic: name, Partitions: uint32(partitions)}
+	return c.cluster.call(ctx, opCreate, name, wire.CommandCreateTopic, r, new(wire.CreateTopicResponse))
+}
+
+// Topic is a topic as the broker knows it.
+type Topic struct {
+	Name       string
+	Partitions int
+	Created    time.Time
+}
+
+// ListTopics returns all topics, by name.
+func (c *Client) ListTopics(ctx context.Context) ([]Topic, error) {
+	var r wire.ListTopicsResponse
+	if err := c.cluster.call(ctx, opList, "", wire.CommandListTopics, &wire.ListTopicsRequest{}, &r); err != nil {
+		return nil, err
+	}
+	topics := make([]Topic, len(r.Topics))
+	for i, t := range r.Topics {
+		topics[i] = Topic{t.Name, int(t.Partitions), time.Unix(0, t.CreatedNs)}
+	}
+	return topics, nil
+}
+
+// PartitionLag is where a group stands in one partition.
+type PartitionLag struct {
+	Group      string
+	Partition  uint16
+	First, End uint64 // what the partition holds: [First, End)
+	AckOffset  uint64 // everything below it is consumed
+	Consumed   uint64 // messages consumed at or above it
+	Lag        uint64 // messages not consumed
+	Leased     uint64 // messages leased now
+	Member     string // who holds the lease; empty: nobody
+}
+
+// GroupLag returns where a group, or with group empty every group, stands on a topic.
+func (c *Client) GroupLag(ctx context.Context, topic, group string) ([]PartitionLag, error) {
+	var r wire.GroupLagResponse
+	if err := c.cluster.call(ctx, opLag, topic, wire.CommandGroupLag, &wire.GroupLagRequest{Topic: topic, Group: group}, &r); err != nil {
+		return nil, err
+	}
+	lags := make([]PartitionLag, len(r.Partitions))
+	for i, p := range r.Partitions {
+		lags[i] = PartitionLag{p.Group, uint16(p.Partition), p.First, p.End, p.AckOffset, p.Consumed, p.Lag, p.Leased, p.Member}
+	}
+	return lags, nil
+}
+
+// errClosed is the error of calls after Close.
+func errClosed(op, topic string) error {
+	return newError(op, topic, -1, "", wire.Errorf(wire.CodeClosed, "the client was closed"))
+}
+
+// gate counts who is inside, and can be closed: then nobody comes in any more, and who closed it waits for the others.
+type gate struct {
+	n     atomic.Int64 // inside; with gateClosed added once it is closed
+	empty chan struct{}
+}
+
+const gateClosed = int64(1) << 60 // closed; twice as much: and empty was told
+
+func (g *gate) init() { g.empty = make(chan struct{}) }
+
+// enter is false when the gate is closed.
+func (g *gate) enter() bool {
+	if g.n.Add(1) < gateClosed {
+		return true
+	}
+	g.leave()
+	return false
+}
+
+// add counts another one; someone must be inside.
+func (g *gate) add() { g.n.Add(1) }
+
+func (g *gate) leave() {
+	if g.n.Add(-1) == gateClosed {
+		g.signal()
+	}
+}
+
+// signal may come twice: when close finds nobody while someone is refused.
+func (g *gate) signal() {
+	if g.n.CompareAndSwap(gateClosed, 2*gateClosed) {
+		close(g.empty)
+	}
+}
+
+// close closes, and waits until nobody is inside or ctx ends.
+func (g *gate) close(ctx context.Context) error {
+	if g.n.Add(gateClosed) == gateClosed {
+		g.signal()
+	}
+	select {
+	case <-g.empty:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (g *gate) wait() { <-g.empty }

@@ -1,0 +1,385 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jmqio/jmq/wire"
+)
+
+// Consumer receives a topic's messages for a group. Any number of consumers, in any number of processes, share the
+// group's messages: the broker leases each partition to one at a time. It has no state to be closed.
+type Consumer struct {
+	c          *Client
+	topic      string
+	o          *consumerOptions
+	member     uint32 // of Fetch
+	subscribed atomic.Bool
+	subscribe  chan struct{} // one element: who holds it subscribes
+}
+
+// Consumer returns a consumer of the topic. Nothing is asked of the broker yet.
+func (c *Client) Consumer(topic string, opts ...ConsumerOption) (*Consumer, error) {
+	o, err := newConsumerOptions(c.o.app, opts)
+	if err = errors.Join(wire.CheckTopic(topic), err); err != nil {
+		return nil, fmt.Errorf("consumer: %w", err)
+	}
+	if c.stopping.Err() != nil {
+		return nil, errClosed("consumer", topic)
+	}
+	k := &Consumer{c: c, topic: topic, o: o, member: c.members.Add(1), subscribe: make(chan struct{}, 1)}
+	k.subscribe <- struct{}{}
+	return k, nil
+}
+
+// Subscribe makes sure that the group exists on the topic, so that what is sent from now on will be given to it. Run and
+// Fetch do it themselves.
+func (c *Consumer) Subscribe(ctx context.Context) error {
+	if c.subscribed.Load() {
+		return nil
+	}
+	select {
+	case <-c.subscribe:
+	case <-ctx.Done():
+		return newError(opSubscribe, c.topic, -1, "", ctx.Err())
+	}
+	defer func() { c.subscribe <- struct{}{} }()
+	if c.subscribed.Load() {
+		return nil
+	}
+	r := &wire.SubscribeRequest{Topic: c.topic, Group: c.o.group, Member: c.member, Start: uint32(c.o.start)}
+	if err := c.c.cluster.call(ctx, opSubscribe, c.topic, wire.CommandSubscribe, r, new(wire.SubscribeResponse)); err != nil {
+		return err
+	}
+	c.subscribed.Store(true)
+	return nil
+}
+
+// Fetch leases up to n messages, all of one partition and in order, and waits for one if there is none (Wait). An empty
+// result without an error means that none came. Each delivery wants its Ack before its lease ends; until then its
+// partition gives nothing to others. When ctx ends, what comes too late is given back.
+func (c *Consumer) Fetch(ctx context.Context, n int, opts ...FetchOption) ([]*Delivery, error) {
+	o := &fetchOptions{wait: c.o.wait}
+	if err := errors.Join(between("Fetch: n", n, 1, wire.BatchMessagesMax), apply(o, opts)); err != nil {
+		return nil, newError(opFetch, c.topic, -1, "", wire.Errorf(wire.CodeInvalid, "%v", err))
+	}
+	if !c.c.runs.enter() {
+		return nil, errClosed(opFetch, c.topic)
+	}
+	defer c.c.runs.leave()
+	ctx, cancel := c.c.until(ctx)
+	defer cancel()
+	deadline := time.Now().Add(o.wait)
+	for pause := retryMin; ; pause = min(2*pause, retryMax) {
+		if err := c.Subscribe(ctx); err != nil {
+			return nil, c.stopped(opFetch, err)
+		}
+		r := wire.FetchRequest{
+			Topic: c.topic, Group: c.o.group, Member: c.member, MessagesMax: uint32(n), BytesMax: uint32(c.o.batchBytes),
+			WaitMs: waitMs(time.Until(deadline)), Partitions: o.partitions,
+		}
+		out, l, err := c.fetch(ctx, c.member, &r, nil)
+		if err == nil {
+			if out.Lease == 0 {
+				return nil, nil
+			}
+			ds, err := c.deliveries(out, c.member, leaseEnd(out))
+			if err != nil {
+				giveBack(l, c.ackRequest(c.member), out)
+				return nil, newError(opFetch, c.topic, int(out.Partition), l.addr, err)
+			}
+			return ds, nil
+		}
+		e := newError(opFetch, c.topic, -1, addrOf(l), err)
+		if e.Code == wire.CodeGroupNotFound {
+			c.subscribed.Store(false)
+		}
+		left := time.Until(deadline)
+		if wire.Traits[e.Code].Retry == wire.RetryNever || left <= 0 || !c.c.cluster.pause(ctx, min(max(pause, e.RetryAfter), left)) {
+			e.Outcome = Failed
+			return nil, c.stopped(opFetch, e)
+		}
+	}
+}
+
+// stopped turns the error of a call that the client's Close ended into ErrClosed.
+func (c *Consumer) stopped(op string, err error) error {
+	if c.c.stopping.Err() != nil {
+		return errClosed(op, c.topic)
+	}
+	return err
+}
+
+// until is ctx, which also ends when Close begins.
+func (c *Client) until(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(c.stopping, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+func waitMs(d time.Duration) uint32 {
+	if d <= 0 {
+		return 0
+	}
+	return uint32((d + time.Millisecond - 1).Milliseconds())
+}
+
+// leaseEnd is when a lease that has just come ends, as far as this side can tell; the broker's view is earlier by the way
+// of its answer.
+func leaseEnd(r *wire.FetchResponse) time.Time {
+	d := time.Duration(r.LeaseMs) * time.Millisecond
+	return time.Now().Add(d - min(d/20, time.Second))
+}
+
+func addrOf(l *link) string {
+	if l == nil {
+		return ""
+	}
+	return l.addr
+}
+
+func (c *Consumer) ackRequest(member uint32) *wire.AckRequest {
+	return &wire.AckRequest{Topic: c.topic, Group: c.o.group, Member: member}
+}
+
+// fetchCall is one fetch that is waited for, used again by its client.
+type fetchCall struct {
+	consumer *Consumer
+	member   uint32
+	link     *link
+	out      *wire.FetchResponse
+	err      error
+	state    atomic.Int32 // as a pending's
+	ready    chan struct{}
+	done     func(wire.Frame, error) // answered, bound once
+	header   []byte
+}
+
+// fetch asks once and waits for the answer, whose batches are the caller's. before is called with the connection first:
+// what it starts there reaches the broker before the fetch.
+func (c *Consumer) fetch(ctx context.Context, member uint32, r *wire.FetchRequest, before func(*link)) (*wire.FetchResponse, *link, error) {
+	l := c.c.cluster.pick(member)
+	if l == nil {
+		return nil, nil, c.c.cluster.none()
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, l, err
+	}
+	f, _ := c.c.fetches.Get().(*fetchCall)
+	if f == nil {
+		f = &fetchCall{ready: make(chan struct{}, 1)}
+		f.done = f.answered
+	}
+	f.consumer, f.member, f.link = c, member, l
+	f.state.Store(pendingWaits)
+	f.header = wire.AppendFetchRequest(f.header[:0], r)
+	if before != nil {
+		before(l)
+	}
+	if _, err := l.Start(wire.CommandFetch, f.header, nil, f.done); err != nil {
+		f.put()
+		return nil, l, err
+	}
+	l.FlushShared()
+	select {
+	case <-f.ready:
+	case <-ctx.Done():
+		// It is not taken back: a lease may be on its way, and nobody else would get these messages until it ends.
+		if f.state.CompareAndSwap(pendingWaits, pendingAbandoned) {
+			return nil, l, ctx.Err()
+		}
+		<-f.ready
+	}
+	out, err := f.out, f.err
+	f.put()
+	return out, l, err
+}
+
+func (f *fetchCall) put() {
+	c := f.consumer.c
+	f.consumer, f.link, f.out, f.err = nil, nil, nil, nil
+	c.fetches.Put(f)
+}
+
+// answered runs on the connection's reading goroutine, or where the connection is closed.
+func (f *fetchCall) answered(frame wire.Frame, err error) {
+	var out *wire.FetchResponse
+	if err == nil {
+		out = new(wire.FetchResponse)
+		err = wire.ParseFetchResponse(out, frame.Header)
+	}
+	if f.state.Load() == pendingWaits {
+		if err == nil {
+			out.Batches = slices.Clone(frame.Payload)
+		}
+		f.out, f.err = out, err
+		if f.state.CompareAndSwap(pendingWaits, pendingResolved) {
+			f.ready <- struct{}{}
+			return
+		}
+	}
+	if err == nil {
+		giveBack(f.link, f.consumer.ackRequest(f.member), out)
+	}
+	f.put()
+}
+
+// Ack acknowledges deliveries of this consumer together; see Delivery.Ack. Where several fail, the errors are joined.
+func (c *Consumer) Ack(ctx context.Context, ds ...*Delivery) error {
+	return c.end(ctx, opAck, wire.Acked, ds)
+}
+
+// end ends the leases of deliveries, and repeats what may be repeated until ctx ends or the lease is over.
+func (c *Consumer) end(ctx context.Context, op string, outcome wire.Outcome, ds []*Delivery) error {
+	var errs []error
+	for _, group := range endRanges(ds, outcome) {
+		errs = append(errs, c.endAll(ctx, op, group))
+	}
+	return errors.Join(errs...)
+}
+
+// endGroup is what one request can end.
+type endGroup struct {
+	member   uint32
+	items    []wire.AckRange
+	deadline time.Time
+}
+
+const endItemsMax = 500
+
+// endRanges merges deliveries into ranges: those that follow each other become one.
+func endRanges(ds []*Delivery, outcome wire.Outcome) []endGroup {
+	var groups []endGroup
+	at := map[uint32]int{}
+	for _, d := range ds {
+		k, ok := at[d.Member]
+		if !ok || len(groups[k].items) >= endItemsMax {
+			k = len(groups)
+			at[d.Member] = k
+			groups = append(groups, endGroup{member: d.Member})
+		}
+		g := &groups[k]
+		if d.Deadline.After(g.deadline) {
+			g.deadline = d.Deadline
+		}
+		if n := len(g.items); n > 0 {
+			if i := &g.items[n-1]; i.Lease == d.Lease && i.Partition == d.partition && i.To == d.Index {
+				i.To++
+				continue
+			}
+		}
+		g.items = append(g.items, wire.AckRange{Partition: d.partition, Lease: d.Lease, From: d.Index, To: d.Index + 1, Outcome: outcome})
+	}
+	return groups
+}
+
+func (c *Consumer) endAll(ctx context.Context, op string, g endGroup) error {
+	r := c.ackRequest(g.member)
+	r.Items = g.items
+	unknown := false
+	for pause := retryMin; ; pause = min(2*pause, retryMax) {
+		l, err := c.c.cluster.await(ctx, g.member)
+		if err != nil {
+			return c.endError(op, g.items, nil, err, unknown)
+		}
+		var out wire.AckResponse
+		f, err := l.Call(ctx, wire.CommandAck, wire.AppendAckRequest(nil, r), nil)
+		if err == nil {
+			if err = parseAcks(&out, f.Header, len(r.Items)); err == nil {
+				return c.endCodes(op, l, g.items, out.Codes, unknown)
+			}
+		}
+		code := codeOf(err)
+		unknown = unknown || code == wire.CodeUnknown || ctx.Err() != nil
+		if ctx.Err() != nil || wire.Traits[code].Retry == wire.RetryNever || time.Now().After(g.deadline) || !c.c.cluster.pause(ctx, pause) {
+			return c.endError(op, g.items, l, err, unknown)
+		}
+	}
+}
+
+func (c *Consumer) endError(op string, items []wire.AckRange, l *link, err error, unknown bool) error {
+	e := newError(op, c.topic, int(items[0].Partition), addrOf(l), err)
+	e.Outcome = Failed
+	if unknown {
+		e.Outcome = Unknown
+	}
+	return e
+}
+
+// endCodes makes errors of codes. After an attempt that may have arrived, "ended already" is what that one did.
+func (c *Consumer) endCodes(op string, l *link, items []wire.AckRange, codes []wire.Code, unknown bool) error {
+	var errs []error
+	for i, code := range codes {
+		if code == wire.CodeOK || unknown && code == wire.CodeAlreadyEnded {
+			continue
+		}
+		it := &items[i]
+		errs = append(errs, newError(op, c.topic, int(it.Partition), l.addr, wire.Errorf(code, "[%d, %d) of lease %d", it.From, it.To, it.Lease)))
+	}
+	return errors.Join(errs...)
+}
+
+// Handler handles one message. nil acknowledges it. An error, or a panic, gives it back after a pause, with what follows it
+// in its lease, so that the order is kept: it comes again, to this or another consumer of the group.
+//
+// ctx has the values of Run's context, but goes on after that has ended, for StopTimeout; it ends with the lease.
+type Handler func(ctx context.Context, d *Delivery) error
+
+// Run receives messages and gives them to the handler, Concurrency at a time, those of one partition one after the other.
+// What was handled is acknowledged in the background. Connections and brokers that come back are used again.
+//
+// It returns nil when ctx has ended: the handlers that run are waited for, their messages acknowledged, the others given
+// back. It returns an error when going on cannot help, for example when there is no such topic, and ErrClosed when the
+// client is closed.
+func (c *Consumer) Run(ctx context.Context, h Handler) error {
+	if h == nil {
+		return newError(opFetch, c.topic, -1, "", wire.Errorf(wire.CodeInvalid, "the handler is nil"))
+	}
+	if !c.c.runs.enter() {
+		return errClosed(opFetch, c.topic)
+	}
+	defer c.c.runs.leave()
+	run, cancel := c.c.until(ctx)
+	defer cancel()
+	if err := c.Subscribe(run); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return c.stopped(opSubscribe, err)
+	}
+	handling, stopHandling := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopHandling()
+	late := make(chan *time.Timer, 1)
+	stopLate := context.AfterFunc(run, func() { late <- time.AfterFunc(c.o.stopTimeout, stopHandling) })
+	defer func() {
+		if !stopLate() {
+			(<-late).Stop()
+		}
+	}()
+
+	var loops sync.WaitGroup
+	errs := make([]error, c.o.concurrency)
+	for i := range errs {
+		loops.Go(func() {
+			l := newLoop(c, h)
+			if errs[i] = l.run(run, handling); errs[i] != nil {
+				cancel() // one cannot go on: neither can the others
+			}
+		})
+	}
+	loops.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return c.stopped(opFetch, err)
+		}
+	}
+	if ctx.Err() == nil {
+		return c.stopped(opFetch, nil)
+	}
+	return nil
+}

@@ -1,0 +1,41 @@
+// Package client is the Go SDK of jmq.
+//
+//	cl, err := client.Dial(ctx, "jmq://127.0.0.1:50088", client.WithApp("payment"))
+//	...
+//	defer cl.Close(context.Background())
+//
+//	p, err := cl.Producer("orders")
+//	receipt, err := p.Send(ctx, &client.Message{Key: "order-4711", OrderKey: "customer-12", Body: body})
+//
+//	c, err := cl.Consumer("orders", client.Concurrency(8))
+//	err = c.Run(ctx, func(ctx context.Context, d *client.Delivery) error { return pay(ctx, d.Body) })
+//
+// # Sending
+//
+// A send has three outcomes: no error, the message is on the broker's disk; an error that is ErrFailed, it is not stored
+// and never will be; an error that is ErrUnknown, it may be (the time was over, or the connection broke, before an
+// answer came). Send tries again within its Timeout, with the same message id, wherever an answer or its absence leaves
+// that sense. If any attempt was ok, the send is ok; else if any is unknown, the send is unknown. Receipt.Unknown counts the
+// attempts that may have left a second copy, which consumers tell by its id.
+//
+// Messages with the same order key stay in order: in the log, and for each group. The client keeps one unresolved batch
+// per partition of order keys; what is sent meanwhile goes in the next one, together. So ordered sends from many
+// goroutines are as fast as others, and an idle client waits for nobody.
+//
+// # Receiving
+//
+// A group gets each message at least once. The broker leases ranges of partitions to consumers; there is no rebalancing
+// and nothing to configure: any number of consumers in any number of processes share the load. Within a partition, messages
+// come in order, and what follows a message comes only after its end or in the same lease. A message comes again if its ack
+// did not arrive, its lease ran out, its consumer died, or its handler failed.
+//
+// # Connections
+//
+// All producers and consumers of a Client share a few connections (two by default), on which many requests are in flight.
+// They are made again by themselves. A Client has a goroutine or two for each connection, and none else but those of Run.
+//
+// # Errors
+//
+// Every error that has to do with a broker is an *Error: its Code, and errors.Is with the package's errors, say what the
+// matter is, and wire.Traits what helps.
+package client

@@ -1,0 +1,514 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jmqio/jmq/wire"
+)
+
+const (
+	mergeBytesMax = 1 << 20 // of sends merged into one batch; a larger one goes alone
+	retryMin      = 5 * time.Millisecond
+	retryMax      = 200 * time.Millisecond
+	retryAfterMax = time.Second // Close waits for a pause
+)
+
+// pending is one Send, or the part of a SendBatch that goes to one partition, from its call to its result. It is used
+// again by its client.
+type pending struct {
+	o       *producerOptions
+	msgs    []wire.Message
+	one     [1]wire.Message
+	body    []byte // a copy of the one body: the caller may be gone when it is encoded
+	size    int
+	state   atomic.Int32
+	ready   chan struct{} // one element: result is there
+	timeout *time.Timer   // of one that waits in a lane
+	result  sendResult
+}
+
+// Who comes first decides.
+const (
+	pendingWaits int32 = iota
+	pendingResolved
+	pendingAbandoned // the caller went away: nobody reads the result
+)
+
+type sendResult struct {
+	partition         uint16
+	first             uint64
+	stored            int64
+	broker            string
+	brokerGroup       string
+	attempts, unknown int
+	err               error // of the last attempt; nil: stored
+	outcome           Outcome
+}
+
+func (c *Client) pending(o *producerOptions) *pending {
+	p, _ := c.pendings.Get().(*pending)
+	if p == nil {
+		p = &pending{ready: make(chan struct{}, 1)}
+	}
+	p.o = o
+	p.state.Store(pendingWaits)
+	return p
+}
+
+func (c *Client) putPending(p *pending) {
+	p.msgs, p.one[0], p.result, p.o = nil, wire.Message{}, sendResult{}, nil
+	if cap(p.body) > 64<<10 {
+		p.body = nil
+	}
+	c.pendings.Put(p)
+}
+
+// own makes p independent of its caller's memory.
+func (p *pending) own() {
+	if len(p.msgs) == 1 {
+		p.body = append(p.body[:0], p.msgs[0].Body...)
+		p.msgs[0].Body = p.body
+		p.msgs[0].Headers = append(Headers(nil), p.msgs[0].Headers...)
+		return
+	}
+	for i := range p.msgs {
+		p.msgs[i].Body = append([]byte(nil), p.msgs[i].Body...)
+		p.msgs[i].Headers = append(Headers(nil), p.msgs[i].Headers...)
+	}
+}
+
+// lane keeps sends in the order of their calls: while as many batches are in flight as its width allows, one where order
+// matters, further sends wait, and go together in the next batch. Nobody waits for others to come: an idle lane sends at
+// once.
+type lane struct {
+	topic     *topic
+	partition uint32 // not of the lane of sends without order key
+
+	sequence atomic.Uint64 // of the next message
+
+	mu struct {
+		sync.Mutex
+		inFlight int
+		queue    []*pending
+	}
+}
+
+func (l *lane) init(t *topic, partition uint32) { l.topic, l.partition = t, partition }
+
+// isFree says that the lane's batches go to any partition.
+func (l *lane) isFree() bool { return l == &l.topic.free }
+
+// send starts p, or queues it behind width batches in flight (0: never). deadline is that of all attempts.
+func (l *lane) send(p *pending, width int, deadline time.Time, rt *route) (queued bool) {
+	if width > 0 {
+		l.mu.Lock()
+		if l.mu.inFlight >= width {
+			p.own()
+			l.mu.queue = append(l.mu.queue, p)
+			l.mu.Unlock()
+			return true
+		}
+		l.mu.inFlight++
+		l.mu.Unlock()
+	}
+	f := l.topic.c.flight(l, rt)
+	f.counted = width > 0
+	f.sends = append(f.sends, p)
+	f.start(deadline, nil)
+	return false
+}
+
+// remove takes p out of the queue; false when it is not there any more.
+func (l *lane) remove(p *pending) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, q := range l.mu.queue {
+		if q == p {
+			l.mu.queue = append(l.mu.queue[:i], l.mu.queue[i+1:]...)
+			return true
+		}
+	}
+	return false
+}
+
+// next goes on after a batch that was in flight: with all that waits and fits into one. reader is the connection whose
+// reading goroutine this is, nil if it is none.
+func (l *lane) next(reader *link) {
+	l.mu.Lock()
+	n, size := 0, 0
+	for messages := 0; n < len(l.mu.queue); n++ {
+		p := l.mu.queue[n]
+		messages += len(p.msgs)
+		size += p.size
+		if n > 0 && (messages > wire.BatchMessagesMax || size > mergeBytesMax || p.o != l.mu.queue[0].o) {
+			break
+		}
+	}
+	if n == 0 {
+		l.mu.inFlight--
+		l.mu.Unlock()
+		return
+	}
+	f := l.topic.c.flight(l, l.topic.route.Load())
+	f.counted = true
+	f.sends = append(f.sends, l.mu.queue[:n]...)
+	left := copy(l.mu.queue, l.mu.queue[n:])
+	clear(l.mu.queue[left:])
+	l.mu.queue = l.mu.queue[:left]
+	l.mu.Unlock()
+	f.start(time.Now().Add(f.sends[0].o.timeout), reader)
+}
+
+// flight is one batch on its way: its attempts, until its outcome. It has no goroutine: it goes on when its answer comes,
+// on the connection's goroutine, or when its timer goes off. Used again by its client.
+type flight struct {
+	c           *Client
+	lane        *lane
+	route       *route
+	counted     bool // in lane.mu.inFlight
+	partition   uint16
+	sends       []*pending
+	msgs        []wire.Message // scratch
+	header      []byte
+	batch       []byte
+	deadline    time.Time
+	pause       time.Duration
+	broker      string
+	brokerGroup string
+	attempts    int
+	unknown     int
+	done        func(wire.Frame, error) // answered, bound once
+	timer       *time.Timer             // alarm, bound once
+
+	mu struct {
+		sync.Mutex
+		phase   phase
+		until   time.Time // of the phase
+		link    *link
+		request uint64
+	}
+}
+
+type phase uint8
+
+const (
+	phaseIdle    phase = iota // someone works on it
+	phaseTrying               // an answer is awaited
+	phasePausing              // before the next attempt
+)
+
+func (c *Client) flight(l *lane, rt *route) *flight {
+	f, _ := c.flights.Get().(*flight)
+	if f == nil {
+		f = &flight{c: c}
+		f.done = f.answered
+		f.timer = time.AfterFunc(time.Hour, f.alarm)
+		f.timer.Stop()
+	}
+	c.sends.add()
+	f.lane, f.route, f.pause, f.attempts, f.unknown, f.broker, f.brokerGroup = l, rt, retryMin, 0, 0, "", ""
+	return f
+}
+
+func (c *Client) putFlight(f *flight) {
+	clear(f.sends)
+	clear(f.msgs)
+	f.sends, f.msgs, f.lane, f.route, f.mu.link = f.sends[:0], f.msgs[:0], nil, nil, nil
+	if cap(f.batch) > 256<<10 {
+		f.batch = nil
+	}
+	c.flights.Put(f)
+}
+
+// start encodes the batch, in the goroutine of the caller, and makes the first attempt.
+func (f *flight) start(deadline time.Time, reader *link) {
+	f.deadline = deadline
+	if f.lane.isFree() {
+		r := f.route
+		f.partition = r.active[f.lane.topic.turn.Add(1)%uint32(len(r.active))]
+	} else {
+		f.partition = uint16(f.lane.partition)
+	}
+	if int(f.partition) < len(f.route.brokerGroups) {
+		f.brokerGroup = f.route.brokerGroups[f.partition]
+	}
+	if !f.encode() {
+		f.end(reader)
+		return
+	}
+	r := wire.ProduceRequest{Topic: f.lane.topic.name, Partition: f.partition, RouteVersion: f.route.version, TimeoutMs: uint32(f.try().Milliseconds())}
+	f.header = wire.AppendProduceRequest(f.header[:0], &r)
+	f.attempt(reader)
+}
+
+// try is the time of one attempt.
+func (f *flight) try() time.Duration { return f.sends[0].o.timeout / 3 }
+
+// encode makes the batch of all sends. Those that cannot be sent get their error; false: nothing is left.
+func (f *flight) encode() bool {
+	err := f.encodeAll()
+	if err == nil {
+		return true
+	}
+	if len(f.sends) > 1 {
+		kept := f.sends[:0]
+		for _, p := range f.sends {
+			if _, err := wire.AppendBatch(f.batch[:0], f.c.producer, 0, p.msgs); err != nil {
+				f.deliver(p, 0, sendResult{err: err})
+				continue
+			}
+			kept = append(kept, p)
+		}
+		clear(f.sends[len(kept):])
+		f.sends = kept
+		if len(kept) == 0 {
+			return false
+		}
+		if err = f.encodeAll(); err == nil {
+			return true
+		}
+	}
+	f.fail(err)
+	return false
+}
+
+func (f *flight) encodeAll() error {
+	f.msgs = f.msgs[:0]
+	size := 0
+	for _, p := range f.sends {
+		f.msgs = append(f.msgs, p.msgs...)
+		size += p.size
+	}
+	// The sequence belongs to the partition, whichever lane the messages came by.
+	sequence := &f.lane.sequence
+	if int(f.partition) < len(f.route.lanes) {
+		sequence = &f.route.lanes[f.partition].sequence
+	}
+	n := uint64(len(f.msgs))
+	first := sequence.Add(n) - n
+	o := f.sends[0].o
+	var err error
+	if o.compression == wire.CompressionNone || size < o.compressFrom {
+		f.batch, err = wire.AppendBatch(f.batch[:0], f.c.producer, first, f.msgs)
+	} else {
+		f.batch, err = f.c.codec.AppendBatch(f.batch[:0], f.c.producer, first, o.compression, f.msgs)
+	}
+	return err
+}
+
+// fail gives all sends the same error of before the first attempt.
+func (f *flight) fail(err error) {
+	for _, p := range f.sends {
+		f.deliver(p, 0, sendResult{err: err})
+	}
+	clear(f.sends)
+	f.sends = f.sends[:0]
+}
+
+// attempt sends the batch once.
+func (f *flight) attempt(reader *link) {
+	l := f.link()
+	if l == nil {
+		f.ended(f.c.cluster.none(), reader)
+		return
+	}
+	now := time.Now()
+	f.mu.Lock()
+	request, err := l.Start(wire.CommandProduce, f.header, f.batch, f.done)
+	if err == nil {
+		// An answer may be there at once; it finds the lock taken.
+		wait := min(f.try(), f.deadline.Sub(now))
+		f.broker = l.addr
+		f.attempts++
+		f.mu.phase, f.mu.until, f.mu.link, f.mu.request = phaseTrying, now.Add(wait), l, request
+		f.timer.Reset(wait)
+	}
+	f.mu.Unlock()
+	switch {
+	case err != nil:
+		f.broker = l.addr
+		f.ended(err, reader)
+	case reader == nil:
+		l.FlushShared()
+	case reader != l: // whose own is flushed after the frames that were read
+		l.Flush()
+	}
+}
+
+// link is the connection for the next attempt: where order matters the same one as long as it is good.
+func (f *flight) link() *link {
+	if f.lane.isFree() || f.attempts > 0 {
+		return f.c.cluster.next()
+	}
+	return f.c.cluster.pick(f.lane.partition)
+}
+
+// answered is called with the answer of the attempt, or its connection's end.
+func (f *flight) answered(frame wire.Frame, err error) {
+	f.mu.Lock()
+	f.timer.Stop()
+	f.mu.phase = phaseIdle
+	l := f.mu.link
+	f.mu.Unlock()
+	if (err != nil || f.counted) && l.Err() != nil {
+		l = nil // not its reading goroutine, or its last act
+	}
+	var r wire.ProduceResponse
+	if err == nil {
+		if err = wire.ParseProduceResponse(&r, frame.Header); err != nil {
+			// Answered ok, but not readably: it is stored and we cannot say where.
+			err = wire.Errorf(wire.CodeUnknown, "%v", err)
+		}
+	}
+	if err != nil {
+		f.ended(err, l)
+		return
+	}
+	f.resolve(r, nil, l)
+}
+
+// alarm is the timer's function. It may come late, for a phase that is over.
+func (f *flight) alarm() {
+	f.mu.Lock()
+	if f.mu.phase == phaseIdle || time.Now().Before(f.mu.until) {
+		f.mu.Unlock()
+		return
+	}
+	was, l, request := f.mu.phase, f.mu.link, f.mu.request
+	if was == phaseTrying && !l.Cancel(request) {
+		f.mu.Unlock()
+		return // the answer is being delivered
+	}
+	f.mu.phase = phaseIdle
+	f.mu.Unlock()
+	if was == phasePausing {
+		f.attempt(nil)
+		return
+	}
+	f.ended(wire.Errorf(wire.CodeUnknown, "no answer of %s in time", l.addr), nil)
+}
+
+// ended takes the error of an attempt, and either plans the next one or resolves.
+func (f *flight) ended(err error, reader *link) {
+	code := codeOf(err)
+	if code == wire.CodeUnknown {
+		f.unknown++
+	}
+	pause := f.pause/2 + rand.N(f.pause/2)
+	f.pause = min(2*f.pause, retryMax)
+	if c, ok := err.(*wire.CodeError); ok {
+		pause = max(pause, min(c.RetryAfter, retryAfterMax))
+	}
+	now := time.Now()
+	// A partition that is not there is asked for again with a new route, by Send.
+	again := wire.Traits[code].Retry != wire.RetryNever && code != wire.CodePartitionNotFound
+	if !again || now.Add(pause).After(f.deadline) || !f.wanted() {
+		f.resolve(wire.ProduceResponse{}, err, reader)
+		return
+	}
+	f.mu.Lock()
+	f.mu.phase, f.mu.until = phasePausing, now.Add(pause)
+	f.timer.Reset(pause)
+	f.mu.Unlock()
+}
+
+// wanted says whether anybody still waits.
+func (f *flight) wanted() bool {
+	for _, p := range f.sends {
+		if p.state.Load() == pendingWaits {
+			return true
+		}
+	}
+	return false
+}
+
+// resolve tells every send its result. err is that of the last attempt; nil: stored.
+func (f *flight) resolve(r wire.ProduceResponse, err error, reader *link) {
+	result := sendResult{
+		partition: f.partition, first: r.FirstIndex, stored: r.StoredNs, broker: f.broker, brokerGroup: f.brokerGroup,
+		attempts: f.attempts, unknown: f.unknown, err: err,
+	}
+	if err != nil && f.unknown > 0 {
+		result.outcome = Unknown
+	}
+	offset := uint64(0)
+	for _, p := range f.sends {
+		n := uint64(len(p.msgs))
+		f.deliver(p, offset, result)
+		offset += n
+	}
+	clear(f.sends)
+	f.sends = f.sends[:0]
+	f.end(reader)
+}
+
+// deliver wakes the caller of p. p is its caller's again, or nobody's.
+func (f *flight) deliver(p *pending, offset uint64, r sendResult) {
+	r.partition = f.partition
+	r.first += offset
+	p.result = r
+	if p.state.CompareAndSwap(pendingWaits, pendingResolved) {
+		p.ready <- struct{}{}
+	} else {
+		f.c.putPending(p)
+	}
+}
+
+// end lets the lane go on.
+func (f *flight) end(reader *link) {
+	c, l, counted := f.c, f.lane, f.counted
+	c.putFlight(f)
+	if counted {
+		l.next(reader)
+	}
+	c.sends.leave()
+}
+
+// wait waits for p's result. ok false: ctx or its time ended first, and p is not the caller's any more; then err says
+// whether it can have been sent.
+func (l *lane) wait(ctx context.Context, p *pending, queued bool) (sendResult, bool, error) {
+	if !queued {
+		if ctx.Done() == nil {
+			<-p.ready
+			return p.result, true, nil
+		}
+		select {
+		case <-p.ready:
+			return p.result, true, nil
+		case <-ctx.Done():
+			return l.abandon(p, ctx.Err())
+		}
+	}
+	if p.timeout == nil {
+		p.timeout = time.NewTimer(p.o.timeout)
+	} else {
+		p.timeout.Reset(p.o.timeout)
+	}
+	select {
+	case <-p.ready:
+		p.timeout.Stop()
+		return p.result, true, nil
+	case <-ctx.Done():
+		p.timeout.Stop() // before p may be another's
+		return l.abandon(p, ctx.Err())
+	case <-p.timeout.C:
+		return l.abandon(p, wire.Errorf(wire.CodeTimeout, "%v are over", p.o.timeout))
+	}
+}
+
+func (l *lane) abandon(p *pending, why error) (sendResult, bool, error) {
+	if l.remove(p) {
+		l.topic.c.putPending(p)
+		return sendResult{}, false, fmt.Errorf("not sent: %w", why)
+	}
+	if p.state.CompareAndSwap(pendingWaits, pendingAbandoned) {
+		return sendResult{outcome: Unknown}, false, why
+	}
+	<-p.ready
+	return p.result, true, nil
+}

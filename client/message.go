@@ -1,0 +1,61 @@
+package client
+
+import (
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/jmqio/jmq/wire"
+	"github.com/oklog/ulid/v2"
+)
+
+// Header is one of a message's headers. Keys beginning with "jmq." are the SDK's own.
+type Header = wire.Header
+
+// Headers keep their order; a key is there once.
+type Headers = wire.Headers
+
+// Message is what a producer sends and a consumer gets. Send does not change it, and does not keep Body after it returned.
+type Message struct {
+	Topic     string  // set on delivery; a producer's messages go to its topic whatever stands here
+	ID        string  // a ULID; empty: Send makes one. Only to repeat a send of unknown outcome
+	Key       string  // business id: for finding the message
+	OrderKey  string  // messages with the same one stay in order
+	Tag       string  // what consumers may filter by
+	Headers   Headers //
+	Body      []byte  // at most 4 MiB
+	Flag      uint16  // yours
+	Priority  uint8   // 0..9
+	Partition *uint16 // where to; nil: by OrderKey, else in turn
+}
+
+// Receipt says where a message is stored. With an error of Send it still has MessageID and Topic.
+type Receipt struct {
+	MessageID   string
+	Topic       string
+	BrokerGroup string
+	Partition   uint16
+	Index       uint64
+	StoredAt    time.Time
+	Attempts    int // how often it was sent
+	Unknown     int // attempts whose outcome stayed unknown: each may have left another copy
+}
+
+// KeyPartition returns the partition of an order key: xxhash64 of its bytes, modulo the number of partitions. It is part of
+// the protocol: every SDK and version computes the same.
+func KeyPartition(orderKey string, partitions int) uint16 {
+	return uint16(xxhash.Sum64String(orderKey) % uint64(partitions))
+}
+
+// encode fills w for m.
+func (m *Message) encode(w *wire.Message, id ulid.ULID, born int64) {
+	*w = wire.Message{ID: id, Key: m.Key, OrderKey: m.OrderKey, Tag: m.Tag, Headers: m.Headers, Body: m.Body, Flag: m.Flag, Priority: m.Priority, BornNs: born}
+}
+
+// size is about what m takes in a batch.
+func (m *Message) size() int {
+	n := 64 + len(m.Body) + len(m.Key) + len(m.OrderKey) + len(m.Tag)
+	for i := range m.Headers {
+		n += 4 + len(m.Headers[i].Key) + len(m.Headers[i].Value)
+	}
+	return n
+}

@@ -1,0 +1,299 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/jmqio/jmq/wire"
+)
+
+// Option is for Dial.
+type Option func(*options) error
+
+type options struct {
+	app         string
+	conns       int
+	logger      *slog.Logger
+	dialTimeout time.Duration
+	dial        func(ctx context.Context, addr string) (net.Conn, error)
+	now         func() time.Time
+}
+
+func newOptions(list []Option) (*options, error) {
+	o := &options{conns: 2, logger: slog.New(slog.DiscardHandler), dialTimeout: 5 * time.Second, now: time.Now}
+	var d net.Dialer
+	o.dial = func(ctx context.Context, addr string) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) }
+	return o, apply(o, list)
+}
+
+// apply applies all, so that everything that is wrong is told at once.
+func apply[O any, F ~func(*O) error](o *O, list []F) error {
+	var errs []error
+	for _, f := range list {
+		errs = append(errs, f(o))
+	}
+	return errors.Join(errs...)
+}
+
+// WithApp names the application. It is the default group of consumers.
+func WithApp(name string) Option {
+	return func(o *options) error {
+		o.app = name
+		return wire.CheckApp(name)
+	}
+}
+
+// WithConns sets how many connections all producers and consumers of the client share. Default: 2. More do not make it
+// faster: requests are pipelined.
+func WithConns(n int) Option {
+	return func(o *options) error {
+		o.conns = n
+		return between("WithConns", n, 1, 64)
+	}
+}
+
+// WithLogger gives the logger for changes of state: connections lost and made, leases lost. Default: none.
+func WithLogger(l *slog.Logger) Option {
+	return func(o *options) error {
+		if l == nil {
+			return errors.New("WithLogger: nil")
+		}
+		o.logger = l
+		return nil
+	}
+}
+
+// WithDialTimeout bounds one attempt to connect, hello included. Default: 5 s.
+func WithDialTimeout(d time.Duration) Option {
+	return func(o *options) error {
+		o.dialTimeout = d
+		return positive("WithDialTimeout", d)
+	}
+}
+
+// WithDialer replaces the plain TCP dialer.
+func WithDialer(dial func(ctx context.Context, addr string) (net.Conn, error)) Option {
+	return func(o *options) error {
+		if dial == nil {
+			return errors.New("WithDialer: nil")
+		}
+		o.dial = dial
+		return nil
+	}
+}
+
+// Compression of batches. A batch that it does not make smaller is sent without.
+type Compression = wire.Compression
+
+const (
+	Zstd   = wire.CompressionZstd
+	LZ4    = wire.CompressionLZ4
+	Snappy = wire.CompressionSnappy
+)
+
+// ProducerOption is for Client.Producer.
+type ProducerOption func(*producerOptions) error
+
+type producerOptions struct {
+	timeout      time.Duration
+	compression  Compression
+	compressFrom int
+	mergeAfter   int // 0: never
+}
+
+func newProducerOptions(list []ProducerOption) (*producerOptions, error) {
+	o := &producerOptions{timeout: 3 * time.Second}
+	return o, apply(o, list)
+}
+
+// Timeout bounds a Send with all its attempts; one takes at most a third of it. Default: 3 s. A context may end it earlier.
+func Timeout(d time.Duration) ProducerOption {
+	return func(o *producerOptions) error {
+		o.timeout = d
+		return positive("Timeout", d)
+	}
+}
+
+// Compress compresses batches of at least from bytes. Default: none.
+func Compress(c Compression, from int) ProducerOption {
+	return func(o *producerOptions) error {
+		o.compression, o.compressFrom = c, from
+		if c > wire.CompressionSnappy {
+			return fmt.Errorf("Compress: unknown compression %d", uint8(c))
+		}
+		return between("Compress: from", from, 0, wire.BatchBytesMax)
+	}
+}
+
+// MergeAfter merges Sends without order key too: once n of this process's batches to the topic are in flight, further
+// Sends wait for one of them to return, and go together in one batch. 0, the default, sends each at once, on its own.
+// (Sends with an order key are always merged while a batch of their partition is in flight: that keeps their order.)
+func MergeAfter(n int) ProducerOption {
+	return func(o *producerOptions) error {
+		o.mergeAfter = n
+		return between("MergeAfter", n, 0, 1024)
+	}
+}
+
+// StartAt says where a new group begins.
+type StartAt uint32
+
+const (
+	FromEnd       = StartAt(wire.StartEnd) // with what is sent from now on
+	FromBeginning = StartAt(wire.StartBeginning)
+)
+
+// ConsumerOption is for Client.Consumer.
+type ConsumerOption func(*consumerOptions) error
+
+type consumerOptions struct {
+	group       string
+	start       StartAt
+	concurrency int
+	batch       int
+	batchBytes  int
+	wait        time.Duration
+	ackAfter    time.Duration
+	stopTimeout time.Duration
+	backoffMin  time.Duration
+	backoffMax  time.Duration
+}
+
+func newConsumerOptions(app string, list []ConsumerOption) (*consumerOptions, error) {
+	o := &consumerOptions{
+		group: app, concurrency: 1, batch: 10, batchBytes: 1 << 20, wait: 5 * time.Second, ackAfter: 100 * time.Millisecond,
+		stopTimeout: 10 * time.Second, backoffMin: 100 * time.Millisecond, backoffMax: 5 * time.Second,
+	}
+	err := apply(o, list)
+	if o.group == "" {
+		err = errors.Join(err, errors.New("a consumer needs a group: Group(name), or WithApp(name) at Dial"))
+	}
+	return o, err
+}
+
+// Group names the consumer group: an app, or app.subgroup. Each group gets every message. Default: the client's app.
+func Group(name string) ConsumerOption {
+	return func(o *consumerOptions) error {
+		o.group = name
+		return wire.CheckGroup(name)
+	}
+}
+
+// Start says where the group begins if it is new. Default: FromEnd.
+func Start(at StartAt) ConsumerOption {
+	return func(o *consumerOptions) error {
+		o.start = at
+		return between("Start", int(at), int(FromEnd), int(FromBeginning))
+	}
+}
+
+// Concurrency is how many messages Run handles at the same time, of different partitions. Default: 1.
+func Concurrency(n int) ConsumerOption {
+	return func(o *consumerOptions) error {
+		o.concurrency = n
+		return between("Concurrency", n, 1, 4096)
+	}
+}
+
+// Batch is how many messages are leased at once: more are faster, fewer spread better and come again in smaller numbers
+// after a failure. Default: 10.
+func Batch(n int) ConsumerOption {
+	return func(o *consumerOptions) error {
+		o.batch = n
+		return between("Batch", n, 1, wire.BatchMessagesMax)
+	}
+}
+
+// BatchBytes bounds the bytes leased at once; at least one message comes. Default: 1 MiB.
+func BatchBytes(n int) ConsumerOption {
+	return func(o *consumerOptions) error {
+		o.batchBytes = n
+		return between("BatchBytes", n, 1, wire.FetchBytesMax)
+	}
+}
+
+// PollWait is how long a fetch waits at the broker for messages. Default: 5 s.
+func PollWait(d time.Duration) ConsumerOption {
+	return func(o *consumerOptions) error {
+		o.wait = d
+		if d < time.Millisecond || d > 30*time.Second {
+			return fmt.Errorf("PollWait: %v is not 1 ms to 30 s", d)
+		}
+		return nil
+	}
+}
+
+// AckAfter bounds how long Run keeps the ack of a message that was handled, to send it with those of the same lease.
+// Default: 100 ms. At the end of a lease the ack is sent at once.
+func AckAfter(d time.Duration) ConsumerOption {
+	return func(o *consumerOptions) error {
+		o.ackAfter = d
+		return positive("AckAfter", d)
+	}
+}
+
+// StopTimeout is how long handlers may go on after the context of Run has ended; then their own context ends too.
+// Default: 10 s.
+func StopTimeout(d time.Duration) ConsumerOption {
+	return func(o *consumerOptions) error {
+		o.stopTimeout = d
+		return positive("StopTimeout", d)
+	}
+}
+
+// Backoff is how long Run pauses, keeping the message, after its handler failed: first at first, doubled each time that it
+// fails again, at most most. Default: 100 ms, 5 s.
+func Backoff(first, most time.Duration) ConsumerOption {
+	return func(o *consumerOptions) error {
+		o.backoffMin, o.backoffMax = first, most
+		if first <= 0 || most < first {
+			return fmt.Errorf("Backoff: %v to %v is not a range above 0", first, most)
+		}
+		return nil
+	}
+}
+
+// FetchOption is for Consumer.Fetch.
+type FetchOption func(*fetchOptions) error
+
+type fetchOptions struct {
+	wait       time.Duration
+	partitions []uint32
+}
+
+// Wait is how long Fetch waits at the broker for messages; 0: not at all. Default: the consumer's PollWait.
+func Wait(d time.Duration) FetchOption {
+	return func(o *fetchOptions) error {
+		o.wait = d
+		if d < 0 || d > 30*time.Second {
+			return fmt.Errorf("Wait: %v is not 0 to 30 s", d)
+		}
+		return nil
+	}
+}
+
+// FromPartition fetches from this partition only; it may be given several times.
+func FromPartition(p uint16) FetchOption {
+	return func(o *fetchOptions) error {
+		o.partitions = append(o.partitions, uint32(p))
+		return nil
+	}
+}
+
+func between(name string, n, from, to int) error {
+	if n < from || n > to {
+		return fmt.Errorf("%s: %d is not %d to %d", name, n, from, to)
+	}
+	return nil
+}
+
+func positive(name string, d time.Duration) error {
+	if d <= 0 {
+		return fmt.Errorf("%s: %v is not above 0", name, d)
+	}
+	return nil
+}

@@ -1,0 +1,103 @@
+package client
+
+import (
+	"context"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/jmqio/jmq/wire"
+)
+
+// topic is what the client knows of one topic: its route, and a lane for each partition. All producers of the client
+// share it, so that one order key has one lane.
+type topic struct {
+	c     *Client
+	name  string
+	route atomic.Pointer[route]
+	turn  atomic.Uint32 // round robin
+	free  lane          // of merged sends without order key
+	load  chan struct{} // one element: who holds it asks for the route
+
+	mu struct {
+		sync.Mutex
+		lanes []*lane // by partition
+	}
+}
+
+// route is a route as it was answered; immutable.
+type route struct {
+	version      uint64
+	partitions   int      // highest number + 1, for order keys
+	active       []uint16 // that may be sent to
+	brokerGroups []string // by partition
+	lanes        []*lane  // by partition
+}
+
+const partitionActive = 0
+
+func (c *Client) topic(name string) *topic {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t := c.mu.topics[name]
+	if t == nil {
+		t = &topic{c: c, name: name, load: make(chan struct{}, 1)}
+		t.load <- struct{}{}
+		t.free.init(t, 0)
+		c.mu.topics[name] = t
+	}
+	return t
+}
+
+// routed returns the route, asking for it if it is not known or no newer than old.
+func (t *topic) routed(ctx context.Context, old *route) (*route, error) {
+	if r := t.route.Load(); r != nil && r != old {
+		return r, nil
+	}
+	select {
+	case <-t.load:
+	case <-ctx.Done():
+		return nil, newError(opRoute, t.name, -1, "", ctx.Err())
+	}
+	defer func() { t.load <- struct{}{} }()
+	if r := t.route.Load(); r != nil && r != old {
+		return r, nil
+	}
+	var answer wire.RouteResponse
+	if err := t.c.cluster.call(ctx, opRoute, t.name, wire.CommandRoute, &wire.RouteRequest{Topic: t.name}, &answer); err != nil {
+		return nil, err
+	}
+	r := &route{version: answer.Version}
+	for _, p := range answer.Partitions {
+		if p.Partition > math.MaxUint16 {
+			return nil, newError(opRoute, t.name, -1, "", wire.Errorf(wire.CodeMalformed, "partition %d in the route", p.Partition))
+		}
+		r.partitions = max(r.partitions, int(p.Partition)+1)
+		if p.State == partitionActive {
+			r.active = append(r.active, uint16(p.Partition))
+		}
+	}
+	if len(r.active) == 0 {
+		return nil, newError(opRoute, t.name, -1, "", wire.Errorf(wire.CodePartitionNotFound, "no partition of %q takes messages", t.name))
+	}
+	r.brokerGroups = make([]string, r.partitions)
+	for _, p := range answer.Partitions {
+		r.brokerGroups[p.Partition] = p.BrokerGroup
+	}
+	t.mu.Lock()
+	for n := len(t.mu.lanes); n < r.partitions; n++ {
+		l := new(lane)
+		l.init(t, uint32(n))
+		t.mu.lanes = append(t.mu.lanes, l)
+	}
+	r.lanes = t.mu.lanes[:r.partitions:r.partitions]
+	t.mu.Unlock()
+	t.route.Store(r)
+	return r, nil
+}
+
+// same says whether r knows no other partitions than o.
+func (r *route) same(o *route) bool {
+	return r.version == o.version && r.partitions == o.partitions && slices.Equal(r.active, o.active)
+}
