@@ -106,6 +106,7 @@ type Conn struct {
 		shut       error         // Shut was called
 		pending    map[uint64]pendingCall
 		lastNumber uint64
+		keepAlive  *time.Timer // nil: KeepAlive was not called
 	}
 }
 
@@ -150,6 +151,9 @@ type ConnStats struct {
 	Pending                     int    // requests without an answer
 }
 
+// BytesRead is how much came until now.
+func (c *Conn) BytesRead() uint64 { return c.bytesRead.Load() }
+
 // Stats returns the counts until now.
 func (c *Conn) Stats() ConnStats {
 	c.mu.Lock()
@@ -161,7 +165,14 @@ func (c *Conn) Stats() ConnStats {
 	}
 }
 
-// queue appends a frame. c.mu is held. first says that nothing waited before.
+// QueueBytes is how much waits to be written.
+func (c *Conn) QueueBytes() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return int(c.mu.queued - c.mu.written)
+}
+
+// queueFrame appends a frame. c.mu is held. first says that nothing waited before.
 func (c *Conn) queueFrame(kind FrameKind, command Command, request uint64, header []byte, payload ...[]byte) (first bool) {
 	size := frameHeadBytes + len(header)
 	payloadBytes := 0
@@ -488,6 +499,9 @@ func (c *Conn) Close(err error) {
 		return
 	}
 	c.mu.cause = err
+	if c.mu.keepAlive != nil {
+		c.mu.keepAlive.Stop()
+	}
 	sent := c.mu.written
 	if c.mu.writing {
 		sent = c.mu.taken // how much of it the socket took is not known yet

@@ -1,0 +1,488 @@
+package listener
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jmqio/jmq/wire"
+)
+
+func newLogger(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, nil)) }
+
+// TestPanic shows that a panic ends its request only: unknown where something may have been stored, internal elsewhere; also
+// when the request is answered later all the same.
+func TestPanic(t *testing.T) {
+	var late atomic.Pointer[func(*wire.ProduceResponse, error)]
+	var calls atomic.Int64
+	b := &fakeBroker{
+		produce: func(_ context.Context, r *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) {
+			switch calls.Add(1) {
+			case 1:
+				late.Store(&done)
+				panic("produce")
+			case 2:
+				(*late.Load())(&wire.ProduceResponse{FirstIndex: 1000}, nil)
+				done(&wire.ProduceResponse{FirstIndex: 2}, nil)
+				done(&wire.ProduceResponse{FirstIndex: 3}, nil)
+			case 3:
+				done(&wire.ProduceResponse{FirstIndex: 4}, nil)
+				panic("after the answer")
+			default:
+				done(&wire.ProduceResponse{FirstIndex: 5}, nil)
+			}
+		},
+		route: func(context.Context, *wire.RouteRequest) (*wire.RouteResponse, error) { panic("route") },
+	}
+	l := start(t, b, wire.HandlerOptions{}, Options{})
+	c := dial(t, l, "c")
+	call := func() (uint64, error) {
+		f, err := c.Call(context.Background(), wire.CommandProduce, produceHeader("orders"), nil)
+		var r wire.ProduceResponse
+		wire.ParseProduceResponse(&r, f.Header)
+		return r.FirstIndex, err
+	}
+	_, err := call()
+	wantCode(t, err, wire.CodeUnknown)
+	for i, want := range []uint64{2, 4, 5} {
+		if got, err := call(); err != nil || got != want {
+			t.Fatalf("call %d: index %d, %v; want %d", i, got, err, want)
+		}
+	}
+	wantCode(t, c.CallMessage(context.Background(), wire.CommandRoute, &wire.RouteRequest{Topic: "t"}, &wire.RouteResponse{}), wire.CodeInternal)
+	if _, err := call(); err != nil {
+		t.Fatal(err)
+	}
+	if m := l.Metrics(); m.Panics != 3 || m.Twice != 2 || m.InFlight != 0 {
+		t.Fatalf("metrics: %+v", m)
+	}
+}
+
+// TestPanicInHook shows that a hook that panics costs its connection, not the process.
+func TestPanicInHook(t *testing.T) {
+	l := start(t, &fakeBroker{}, wire.HandlerOptions{OnOpen: func(p *wire.Peer) {
+		if p.ClientID == "bad" {
+			panic("hook")
+		}
+	}}, Options{})
+	good := dial(t, l, "good")
+	bad := serve(t, dialRaw(t, l))
+	if _, err := bad.Hello(context.Background(), &wire.HelloRequest{ClientId: "bad"}); err == nil {
+		t.Fatal("hello was answered")
+	}
+	if err := produce(good); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestNoAnswerStuck answers requests from every kind of goroutine, in random order: the reader, a committer that calls
+// Flush after some, timers that flush nothing. Every answer must arrive though only one request is in flight on each
+// connection, so that no other answer carries it along.
+func TestNoAnswerStuck(t *testing.T) {
+	r := newRand(t)
+	var mu sync.Mutex
+	random := func(n int) int { mu.Lock(); defer mu.Unlock(); return r.IntN(n) }
+	commits := make(chan func(), 1024)
+	var flusher Flusher
+	var committer sync.WaitGroup
+	committer.Go(func() {
+		for done := range commits {
+			done()
+			for range random(4) {
+				select {
+				case done, ok := <-commits:
+					if ok {
+						done()
+					}
+				default:
+				}
+			}
+			flusher.Flush()
+		}
+	})
+	b := &fakeBroker{produce: func(_ context.Context, _ *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) {
+		answer := func() { done(&wire.ProduceResponse{}, nil) }
+		switch random(4) {
+		case 0:
+			answer()
+		case 1:
+			commits <- answer
+		case 2:
+			time.AfterFunc(time.Duration(random(1000))*time.Microsecond, answer)
+		case 3:
+			go answer()
+		}
+	}}
+	l := start(t, b, wire.HandlerOptions{}, Options{Flusher: &flusher})
+	var clients sync.WaitGroup
+	for i := range 16 {
+		c := dial(t, l, fmt.Sprint("c", i))
+		clients.Go(func() {
+			for j := range 200 {
+				ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+				_, err := c.Call(ctx, wire.CommandProduce, produceHeader("orders"), nil)
+				cancel()
+				if err != nil {
+					t.Errorf("client %d call %d: %v", i, j, err)
+					return
+				}
+			}
+		})
+	}
+	clients.Wait()
+	close(commits)
+	committer.Wait()
+}
+
+// TestAnswerOutsideCommit shows how soon an answer that nobody flushes is written.
+func TestAnswerOutsideCommit(t *testing.T) {
+	answers := make(chan func(), 1)
+	b := &fakeBroker{fetch: func(_ context.Context, _ *wire.FetchRequest, done func(*wire.FetchResponse, error)) {
+		answers <- func() { done(&wire.FetchResponse{}, nil) }
+	}}
+	l := start(t, b, wire.HandlerOptions{}, Options{})
+	c := dial(t, l, "c")
+	best := time.Hour
+	for range 20 {
+		got := make(chan struct{})
+		if _, err := c.Start(wire.CommandFetch, wire.AppendFetchRequest(nil, &wire.FetchRequest{Topic: "t", Group: "g"}), nil, func(wire.Frame, error) { close(got) }); err != nil {
+			t.Fatal(err)
+		}
+		c.Flush()
+		answer := <-answers
+		begin := time.Now()
+		answer()
+		<-got
+		best = min(best, time.Since(begin))
+	}
+	if best > 20*time.Millisecond {
+		t.Fatalf("the quickest of 20 took %v", best)
+	}
+}
+
+// TestStalledClient shows that a client that does not read holds up neither the committer nor another client, and is
+// dropped when its queue is full.
+func TestStalledClient(t *testing.T) {
+	answer := make([]byte, 1<<20)
+	var fetches atomic.Int64
+	b := &fakeBroker{fetch: func(_ context.Context, _ *wire.FetchRequest, done func(*wire.FetchResponse, error)) {
+		fetches.Add(1)
+		done(&wire.FetchResponse{Lease: 1, Batches: answer}, nil)
+	}}
+	l := start(t, b, wire.HandlerOptions{QueueBytesMax: 16 << 20}, Options{})
+	good := dial(t, l, "good")
+	stalled := dialRaw(t, l)
+	stalled.(*net.TCPConn).SetReadBuffer(4 << 10)
+	hello := wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandHello, Request: 1, Header: []byte{8, 1, 16, 1, 34, 1, 'x'}})
+	stalled.Write(hello)
+	for i := range 200 {
+		stalled.Write(wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandFetch, Request: uint64(i + 2), Header: wire.AppendFetchRequest(nil, &wire.FetchRequest{Topic: "t", Group: "g"})}))
+	}
+	// A quarter of the queue's bound stops the fetches: after 4 answers and what the sockets take, far from 200.
+	for fetches.Load() < 4 {
+		runtime.Gosched()
+	}
+	for range 200 {
+		if err := produce(good); err != nil {
+			t.Fatal(err)
+		}
+		l.Flush()
+	}
+	if n := fetches.Load(); n > 40 {
+		t.Fatalf("%d fetches for a client that does not read", n)
+	}
+	if m := l.Metrics(); m.QueueBytes > 16<<20 || m.Connections != 2 {
+		t.Fatalf("metrics: %+v", m)
+	}
+}
+
+// TestInFlightBound shows that a session is read no further than its bounds, and goes on when answers went out.
+func TestInFlightBound(t *testing.T) {
+	var mu sync.Mutex
+	var held []func(*wire.ProduceResponse, error)
+	arrived := make(chan struct{}, 100)
+	b := &fakeBroker{produce: func(_ context.Context, _ *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) {
+		mu.Lock()
+		held = append(held, done)
+		mu.Unlock()
+		arrived <- struct{}{}
+	}}
+	for _, c := range []struct {
+		name    string
+		o       wire.HandlerOptions
+		payload int
+	}{
+		{"requests", wire.HandlerOptions{RequestsMax: 3}, 10},
+		{"bytes", wire.HandlerOptions{RequestBytesMax: 3500}, 1000},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			held = nil
+			l := start(t, b, c.o, Options{})
+			conn := dial(t, l, "c")
+			beside := dial(t, l, "beside")
+			answers := make(chan error, 10)
+			for range 10 {
+				if _, err := conn.Start(wire.CommandProduce, produceHeader("orders"), make([]byte, c.payload), func(_ wire.Frame, err error) { answers <- err }); err != nil {
+					t.Fatal(err)
+				}
+			}
+			conn.Flush()
+			for range 3 {
+				<-arrived
+			}
+			for range 50 { // the other session is served meanwhile
+				if err := beside.CallMessage(context.Background(), wire.CommandPing, &wire.PingRequest{}, &wire.PingResponse{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n := len(arrived); n != 0 {
+				t.Fatalf("%d more than 3 requests are in flight", n)
+			}
+			for i := range 10 {
+				mu.Lock()
+				done := held[i]
+				mu.Unlock()
+				done(&wire.ProduceResponse{}, nil)
+				if err := <-answers; err != nil {
+					t.Fatal(err)
+				}
+				if i+3 < 10 {
+					<-arrived
+				}
+			}
+		})
+	}
+}
+
+// TestColdBound shows that commands that block take a bounded number of goroutines, and hold up neither produce nor ping.
+func TestColdBound(t *testing.T) {
+	var running, most atomic.Int64
+	release := make(chan struct{})
+	b := &fakeBroker{route: func(ctx context.Context, _ *wire.RouteRequest) (*wire.RouteResponse, error) {
+		n := running.Add(1)
+		defer running.Add(-1)
+		for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
+		}
+		select {
+		case <-release:
+			return &wire.RouteResponse{}, nil
+		case <-ctx.Done():
+			return nil, wire.Errorf(wire.CodeStopping, "%v", ctx.Err())
+		}
+	}}
+	l := start(t, b, wire.HandlerOptions{ColdMax: 3}, Options{})
+	c := dial(t, l, "c")
+	var calls sync.WaitGroup
+	for range 20 {
+		calls.Go(func() {
+			if err := c.CallMessage(context.Background(), wire.CommandRoute, &wire.RouteRequest{Topic: "t"}, &wire.RouteResponse{}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for running.Load() < 3 {
+		runtime.Gosched()
+	}
+	for range 20 {
+		if err := produce(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(release)
+	calls.Wait()
+	if got := most.Load(); got != 3 {
+		t.Fatalf("%d at the same time, want 3", got)
+	}
+	// A session whose cold command hangs ends all the same, through its context.
+	release = nil
+	hung := dial(t, l, "hung")
+	if _, err := hung.Start(wire.CommandRoute, []byte{10, 1, 't'}, nil, func(wire.Frame, error) {}); err != nil {
+		t.Fatal(err)
+	}
+	hung.Flush()
+	for running.Load() == 0 {
+		runtime.Gosched()
+	}
+	hung.Close(nil)
+	for running.Load() > 0 {
+		runtime.Gosched()
+	}
+}
+
+// TestDrain shows an orderly end: what runs is answered, a parked fetch is ended, a new request is told to go elsewhere,
+// and only then the connection ends, with the reason.
+func TestDrain(t *testing.T) {
+	held := make(chan func(*wire.ProduceResponse, error), 1)
+	parked := make(chan struct{}, 1)
+	b := &fakeBroker{
+		produce: func(_ context.Context, _ *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) { held <- done },
+		fetch: func(ctx context.Context, _ *wire.FetchRequest, done func(*wire.FetchResponse, error)) {
+			context.AfterFunc(ctx, func() { done(&wire.FetchResponse{}, nil) })
+			parked <- struct{}{}
+		},
+	}
+	nl, err := Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := New(Options{Listener: nl, Handler: wire.NewHandler(b, b, wire.HandlerOptions{Broker: "b1"})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- l.Serve() }()
+	c := dial(t, l, "c")
+	results := make(chan error, 2)
+	start := func(command wire.Command, header []byte) {
+		t.Helper()
+		if _, err := c.Start(command, header, nil, func(_ wire.Frame, err error) { results <- err }); err != nil {
+			t.Fatal(err)
+		}
+		c.Flush()
+	}
+	start(wire.CommandProduce, produceHeader("orders"))
+	start(wire.CommandFetch, wire.AppendFetchRequest(nil, &wire.FetchRequest{Topic: "t", Group: "g"}))
+	done := <-held
+	<-parked
+	closed := make(chan error, 1)
+	go func() { closed <- l.Close(context.Background()) }()
+	for { // until draining has begun
+		err := c.CallMessage(context.Background(), wire.CommandRoute, &wire.RouteRequest{Topic: "t"}, &wire.RouteResponse{})
+		if err != nil {
+			wantCode(t, err, wire.CodeStopping)
+			break
+		}
+	}
+	if _, err := c.Call(context.Background(), wire.CommandAck, wire.AppendAckRequest(nil, &wire.AckRequest{Topic: "t", Group: "g"}), nil); err != nil {
+		t.Fatalf("ack while draining: %v", err)
+	}
+	select {
+	case err := <-results:
+		t.Fatalf("answered while the produce runs: %v", err)
+	default:
+	}
+	done(&wire.ProduceResponse{}, nil)
+	for range 2 {
+		if err := <-results; err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-c.Closed()
+	wantCode(t, c.Err(), wire.CodeStopping)
+	if err := errors.Join(<-closed, <-served); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := net.Dial("tcp", l.Addr().String()); err == nil {
+		t.Fatal("still listening")
+	}
+}
+
+// TestCloseBounded shows that Close ends with its context though a request is never answered.
+func TestCloseBounded(t *testing.T) {
+	b := &fakeBroker{produce: func(context.Context, *wire.ProduceRequest, func(*wire.ProduceResponse, error)) {}}
+	nl, err := Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := New(Options{Listener: nl, Handler: wire.NewHandler(b, b, wire.HandlerOptions{})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- l.Serve() }()
+	c := dial(t, l, "c")
+	result := make(chan error, 1)
+	if _, err := c.Start(wire.CommandProduce, produceHeader("orders"), nil, func(_ wire.Frame, err error) { result <- err }); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Written(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	for l.Metrics().InFlight == 0 {
+		runtime.Gosched()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
+	defer cancel()
+	if err := errors.Join(l.Close(ctx), <-served); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, <-result, wire.CodeUnknown)
+}
+
+// TestIdleMemory shows what an idle connection costs in this process: heap and stacks of 500 of them after a hello and a
+// request, both ends counted and halved by size is not possible, so the client's ends are bare sockets.
+func TestIdleMemory(t *testing.T) {
+	l := start(t, &fakeBroker{}, wire.HandlerOptions{}, Options{})
+	const conns = 500
+	open := func(n int) {
+		for i := range n {
+			nc := dialRaw(t, l)
+			b := wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandHello, Request: 1, Header: []byte{8, 1, 16, 1, 34, 1, 'x'}})
+			b = wire.AppendFrame(b, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandProduce, Request: 2, Header: produceHeader("orders"), Payload: make([]byte, 1024)})
+			if _, err := nc.Write(b); err != nil {
+				t.Fatal(i, err)
+			}
+			answers := make([]byte, 256)
+			for got := 0; got < 40; {
+				n, err := nc.Read(answers[got:])
+				if err != nil {
+					t.Fatal(err)
+				}
+				got += n
+			}
+		}
+	}
+	inUse := func() int64 {
+		for range 4 {
+			runtime.GC()
+		}
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapInuse + m.StackInuse)
+	}
+	open(10)
+	before := inUse()
+	open(conns)
+	per := (inUse() - before) / conns
+	t.Logf("%d bytes an idle connection", per)
+	if per > 12<<10 {
+		t.Fatalf("%d bytes an idle connection, at most %d are allowed", per, 12<<10)
+	}
+}
+
+// FuzzSession feeds bytes to a session after its hello; whatever they are, another session works on.
+func FuzzSession(f *testing.F) {
+	ping := wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandPing, Request: 1})
+	f.Add(ping)
+	f.Add(wire.AppendFrame(ping, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandProduce, Request: 2, Header: produceHeader("orders"), Payload: []byte("x")}))
+	f.Add(wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandRoute, Request: 3, Header: []byte{10, 1, 't'}}))
+	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
+	f.Add([]byte(strings.Repeat("\x00", 40)))
+	handler := wire.NewHandler(&fakeBroker{}, &fakeBroker{}, wire.HandlerOptions{})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		client, server := net.Pipe()
+		s := handler.NewSession(server, wire.SessionOptions{})
+		served := make(chan struct{})
+		go func() { s.Serve(); close(served) }()
+		go func() {
+			hello := wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandHello, Request: 1, Header: []byte{8, 1, 16, 1, 34, 1, 'x'}})
+			client.Write(append(hello, b...))
+			s.Conn().Shut(nil)
+		}()
+		io.Copy(io.Discard, client)
+		<-served
+		client.Close()
+		if n := handler.Metrics().Panics; n != 0 {
+			t.Fatal("a request panicked")
+		}
+	})
+}

@@ -1,0 +1,626 @@
+package wire
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// HandlerOptions are the options of a Handler.
+type HandlerOptions struct {
+	Broker      string // name of this node, for the hello
+	BrokerGroup string
+	Epoch       uint64
+	Features    uint64 // bits that this node understands
+	// KeepAlive is how often a client that has nothing to say pings. Default: 10 s.
+	KeepAlive time.Duration
+	// HelloTimeout is how long a new connection may take for its hello. Default: 5 s.
+	HelloTimeout time.Duration
+	// RequestsMax and RequestBytesMax bound the requests of a session that are not answered yet, and the bytes of their
+	// frames; at the bound the session is not read. Default: 4096 and 16 MiB (or one frame).
+	RequestsMax, RequestBytesMax int
+	// QueueBytesMax bounds the answers of a session that wait to be written; at a quarter of it no fetch is begun, at the
+	// bound the session is closed. Default: 64 MiB.
+	QueueBytesMax int
+	// ColdMax bounds a session's goroutines for commands that may block; more of them wait. Default: 4.
+	ColdMax int
+	// Logger is never used for what a peer may cause at will. Default: nothing is logged.
+	Logger *slog.Logger
+	// OnOpen is called when a session's hello was good, before any request, and OnClose when the session has ended and none
+	// of its requests runs any more (answers may still be given, and are dropped).
+	OnOpen, OnClose func(*Peer)
+}
+
+func (o HandlerOptions) withDefaults() HandlerOptions {
+	setDefault(&o.KeepAlive, 10*time.Second)
+	setDefault(&o.HelloTimeout, 5*time.Second)
+	setDefault(&o.RequestsMax, 4096)
+	setDefault(&o.RequestBytesMax, 16<<20)
+	setDefault(&o.QueueBytesMax, 64<<20)
+	setDefault(&o.ColdMax, 4)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.OnOpen == nil {
+		o.OnOpen = func(*Peer) {}
+	}
+	if o.OnClose == nil {
+		o.OnClose = func(*Peer) {}
+	}
+	return o
+}
+
+func setDefault[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+// Handler turns a Broker and an Admin into what serves a connection: frame -> call -> frame. It has no goroutines of its
+// own.
+type Handler struct {
+	broker Broker
+	admin  Admin
+	o      HandlerOptions
+
+	panics   atomic.Uint64
+	twice    atomic.Uint64
+	requests [countedCommands]atomic.Uint64
+	errors   [countedCodes]atomic.Uint64
+}
+
+const (
+	countedCommands = 64 // larger numbers are counted as 0
+	countedCodes    = 128
+)
+
+// NewHandler returns a handler that serves b and a.
+func NewHandler(b Broker, a Admin, o HandlerOptions) *Handler {
+	return &Handler{broker: b, admin: a, o: o.withDefaults()}
+}
+
+// KeepAlive is what the hello tells clients.
+func (h *Handler) KeepAlive() time.Duration { return h.o.KeepAlive }
+
+// HandlerMetrics counts since the start.
+type HandlerMetrics struct {
+	Requests map[Command]uint64 // 0: commands that are not known
+	Errors   map[Code]uint64    // answers with a code, and connections ended by one
+	Panics   uint64
+	Twice    uint64 // answers given a second time, and dropped: a defect of the broker
+}
+
+// Metrics returns the counts until now.
+func (h *Handler) Metrics() HandlerMetrics {
+	m := HandlerMetrics{Requests: map[Command]uint64{}, Errors: map[Code]uint64{}, Panics: h.panics.Load(), Twice: h.twice.Load()}
+	for i := range h.requests {
+		if n := h.requests[i].Load(); n > 0 {
+			m.Requests[Command(i)] = n
+		}
+	}
+	for i := range h.errors {
+		if n := h.errors[i].Load(); n > 0 {
+			m.Errors[Code(i)] = n
+		}
+	}
+	return m
+}
+
+func (h *Handler) countError(c Code) {
+	if c < countedCodes {
+		h.errors[c].Add(1)
+	}
+}
+
+// SessionOptions are what differs per connection or listener.
+type SessionOptions struct {
+	// OnQueued as in ConnOptions, with the session: it sees to s.Conn().Flush() soon. Nil: every answer is flushed at once.
+	OnQueued func(s *Session)
+	Buffers  *Buffers // nil: the session's own
+}
+
+// Session is one connection at a server, from its hello to its end.
+//
+// Produce, Fetch and Ack run on the goroutine that reads, in the order of their frames, and answer when they like. The
+// other commands may block, and run on up to ColdMax goroutines of the session. A panic in a request is answered, logged and
+// counted; the rest of the session goes on.
+type Session struct {
+	h      *Handler
+	o      SessionOptions
+	conn   *Conn
+	ctx    context.Context // ends with the session; carries the peer after the hello
+	cancel context.CancelFunc
+	names  Names
+	ready  bool // the hello is done; of the reading goroutine
+	peer   atomic.Pointer[Peer]
+	begun  time.Time
+	cold   sync.WaitGroup
+
+	mu struct {
+		sync.Mutex
+		free     *call
+		requests int // not answered yet
+		bytes    int // of their frames
+		fetches  int // those of the requests that are fetches
+		queue    []coldRequest
+		workers  int
+		draining bool
+		changed  chan struct{} // closed when requests or bytes went down; nil: nobody waits
+	}
+}
+
+type coldRequest struct {
+	call *call
+	run  func(context.Context) (proto.Message, error)
+}
+
+// NewSession returns a session on nc, which belongs to it. Serve must be called.
+func (h *Handler) NewSession(nc net.Conn, o SessionOptions) *Session {
+	s := &Session{h: h, o: o, begun: time.Now()}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.conn = NewConn(nc, ConnOptions{
+		Handler: s.handle, OnQueued: s.queued, OnBatchEnd: (*Conn).Flush,
+		FrameBytesMax: HelloBytesMax, QueueBytesMax: h.o.QueueBytesMax, Buffers: o.Buffers, Logger: h.o.Logger,
+	})
+	return s
+}
+
+// queued passes on that an answer waits.
+func (s *Session) queued(c *Conn) {
+	if s.o.OnQueued != nil {
+		s.o.OnQueued(s)
+	} else {
+		c.Flush()
+	}
+}
+
+// Conn is the session's connection.
+func (s *Session) Conn() *Conn { return s.conn }
+
+// Peer is who said hello; nil before.
+func (s *Session) Peer() *Peer { return s.peer.Load() }
+
+// Begun is when the connection was accepted.
+func (s *Session) Begun() time.Time { return s.begun }
+
+// InFlight is how many requests are not answered yet.
+func (s *Session) InFlight() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.requests
+}
+
+// Serve serves the connection until it ends, and returns why. When it returns nothing of the session runs.
+func (s *Session) Serve() error {
+	if err := s.conn.SetReadDeadline(time.Now().Add(s.h.o.HelloTimeout)); err != nil {
+		s.conn.Close(err)
+	}
+	err := s.conn.Serve()
+	if e, ok := asCodeError(err); ok {
+		s.h.countError(e.Code)
+	}
+	s.cancel()
+	s.cold.Wait()
+	if p := s.peer.Load(); p != nil {
+		s.h.o.OnClose(p)
+	}
+	return err
+}
+
+// Drain ends the session in order: new requests are refused with CodeStopping, save acks; those that run are waited for;
+// then parked fetches are ended; then the connection. When ctx ends, it is closed as it is. It returns when Serve can.
+func (s *Session) Drain(ctx context.Context) {
+	s.mu.Lock()
+	s.mu.draining = true
+	s.mu.Unlock()
+	stopping := Errorf(CodeStopping, "%s stops", s.h.o.Broker)
+	err := s.await(ctx, func() bool { return s.mu.requests == s.mu.fetches })
+	s.cancel()
+	if err == nil {
+		err = s.await(ctx, func() bool { return s.mu.requests == 0 })
+	}
+	if err == nil {
+		s.conn.ReplyError(0, 0, stopping)
+		err = s.conn.Written(ctx)
+	}
+	if err != nil {
+		s.conn.Close(stopping)
+		return
+	}
+	s.conn.Shut(stopping)
+}
+
+// await waits until good, which is called under s.mu, or until ctx or the connection ends.
+func (s *Session) await(ctx context.Context, good func() bool) error {
+	for {
+		s.mu.Lock()
+		if good() {
+			s.mu.Unlock()
+			return nil
+		}
+		if s.mu.changed == nil {
+			s.mu.changed = make(chan struct{})
+		}
+		changed := s.mu.changed
+		s.mu.Unlock()
+		select {
+		case <-changed:
+		case <-s.conn.Closed():
+			return s.conn.Err()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// call is one request that is not answered yet. Calls are used again.
+type call struct {
+	s        *Session
+	next     *call // in the free list
+	request  uint64
+	command  Command
+	bytes    int
+	answered atomic.Bool
+	scratch  [64]byte
+
+	produce      ProduceRequest
+	fetch        FetchRequest
+	ack          AckRequest
+	produceReply func(*ProduceResponse, error) // the methods below, bound once
+	fetchReply   func(*FetchResponse, error)
+	ackReply     func(*AckResponse, error)
+}
+
+// begin returns a call for f, after waiting for room among the requests in flight; nil when the connection has ended.
+func (s *Session) begin(f Frame) *call {
+	bytes := frameHeadBytes + len(f.Header) + len(f.Payload)
+	room := func() bool {
+		return s.mu.requests == 0 || s.mu.requests < s.h.o.RequestsMax && s.mu.bytes+bytes <= s.h.o.RequestBytesMax
+	}
+	s.mu.Lock()
+	if !room() {
+		s.mu.Unlock()
+		s.conn.Flush() // nobody else might, while we wait
+		if s.await(context.Background(), room) != nil {
+			return nil
+		}
+		s.mu.Lock()
+	}
+	c := s.mu.free
+	if c != nil {
+		s.mu.free, c.next = c.next, nil
+	} else {
+		c = &call{s: s}
+		c.produceReply, c.fetchReply, c.ackReply = c.replyProduce, c.replyFetch, c.replyAck
+	}
+	s.mu.requests++
+	s.mu.bytes += bytes
+	if f.Command == CommandFetch {
+		s.mu.fetches++
+	}
+	s.mu.Unlock()
+	c.request, c.command, c.bytes = f.Request, f.Command, bytes
+	c.answered.Store(false)
+	return c
+}
+
+// claim is true for the first answer of a call.
+func (c *call) claim() bool {
+	if c.answered.CompareAndSwap(false, true) {
+		return true
+	}
+	c.s.h.twice.Add(1)
+	return false
+}
+
+// end counts the call as answered. again: nobody has it any more, it may be used for another request.
+func (c *call) end(again bool) {
+	s := c.s
+	c.produce = ProduceRequest{}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.requests--
+	s.mu.bytes -= c.bytes
+	if c.command == CommandFetch {
+		s.mu.fetches--
+	}
+	if again {
+		c.next, s.mu.free = s.mu.free, c
+	}
+	if s.mu.changed != nil {
+		close(s.mu.changed)
+		s.mu.changed = nil
+	}
+}
+
+// fail answers a call with an error.
+func (c *call) fail(err error, again bool) {
+	c.s.h.countError(CodeOf(err))
+	c.s.conn.ReplyError(c.request, c.command, err)
+	c.end(again)
+}
+
+func (c *call) replyProduce(r *ProduceResponse, err error) {
+	if !c.claim() {
+		return
+	}
+	if err != nil {
+		c.fail(err, true)
+		return
+	}
+	c.s.conn.Reply(c.request, c.command, AppendProduceResponse(c.scratch[:0], r))
+	c.end(true)
+}
+
+func (c *call) replyFetch(r *FetchResponse, err error) {
+	if !c.claim() {
+		return
+	}
+	if err != nil {
+		c.fail(err, true)
+		return
+	}
+	c.s.conn.Reply(c.request, c.command, AppendFetchResponse(c.scratch[:0], r), r.Batches)
+	c.end(true)
+}
+
+func (c *call) replyAck(r *AckResponse, err error) {
+	if !c.claim() {
+		return
+	}
+	if err != nil {
+		c.fail(err, true)
+		return
+	}
+	c.s.conn.Reply(c.request, c.command, AppendAckResponse(c.scratch[:0], r))
+	c.end(true)
+}
+
+// handle handles one frame, on the reading goroutine.
+func (s *Session) handle(c *Conn, f Frame) {
+	if f.Kind != KindRequest {
+		s.refuse(f, Errorf(CodeMalformed, "a %v of a client", f.Kind))
+		return
+	}
+	if f.Command < countedCommands {
+		s.h.requests[f.Command].Add(1)
+	} else {
+		s.h.requests[0].Add(1)
+	}
+	if !s.ready {
+		if err := s.hello(f); err != nil {
+			s.refuse(f, err)
+		}
+		return
+	}
+	if f.Command == CommandPing {
+		s.replyMessage(f.Request, f.Command, &PingResponse{TimeMs: time.Now().UnixMilli()})
+		return
+	}
+	s.mu.Lock()
+	draining := s.mu.draining
+	s.mu.Unlock()
+	if draining && f.Command != CommandAck {
+		err := Errorf(CodeStopping, "%s stops", s.h.o.Broker)
+		s.h.countError(err.Code)
+		c.ReplyError(f.Request, f.Command, err)
+		return
+	}
+	if f.Command == CommandFetch && c.QueueBytes() > s.h.o.QueueBytesMax/4 {
+		// The peer reads too slowly for what it asks: we read no more from it before it has its answers.
+		if c.Written(s.ctx) != nil {
+			return
+		}
+	}
+	call := s.begin(f)
+	if call == nil {
+		return
+	}
+	defer s.rescue(call)
+	if err := s.run(call, f); err != nil && call.claim() {
+		call.fail(err, true)
+	}
+}
+
+// rescue answers a request that panicked. Its call may still be in someone's hands, and is not used again.
+func (s *Session) rescue(c *call) {
+	v := recover()
+	if v == nil {
+		return
+	}
+	s.h.panics.Add(1)
+	s.h.o.Logger.Error("a request panicked", "command", c.command, "peer", s.conn.RemoteAddr(), "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+	if !c.answered.CompareAndSwap(false, true) {
+		return
+	}
+	switch c.command {
+	case CommandProduce, CommandAck, CommandSubscribe, CommandCreateTopic:
+		// How far it came is not known, and CodeInternal promises that nothing was stored.
+		c.fail(Errorf(CodeUnknown, "the broker failed while it worked on the request"), false)
+	default:
+		c.fail(Errorf(CodeInternal, "the broker failed while it worked on the request"), false)
+	}
+}
+
+// refuse answers f with err and ends the connection.
+func (s *Session) refuse(f Frame, err error) {
+	s.conn.ReplyError(f.Request, f.Command, err)
+	s.conn.Shut(err)
+}
+
+// hello takes the first frame.
+func (s *Session) hello(f Frame) error {
+	if f.Command != CommandHello {
+		return Errorf(CodeHelloFirst, "command %d before the hello", f.Command)
+	}
+	var r HelloRequest
+	if err := proto.Unmarshal(f.Header, &r); err != nil {
+		return errHeader
+	}
+	if r.VersionMin > r.VersionMax || r.VersionMin > FrameVersion || r.VersionMax < FrameVersion {
+		return Errorf(CodeUnsupportedVersion, "the client speaks versions %d to %d, the broker %d", r.VersionMin, r.VersionMax, FrameVersion)
+	}
+	if r.ClientId == "" {
+		return Errorf(CodeInvalid, "client id is empty")
+	}
+	if err := checkToken("client id", r.ClientId); err != nil {
+		return err
+	}
+	if err := checkToken("sdk", r.Sdk); err != nil {
+		return err
+	}
+	if r.App != "" {
+		if err := CheckApp(r.App); err != nil {
+			return err
+		}
+	}
+	if err := s.conn.SetReadDeadline(time.Time{}); err != nil {
+		return Errorf(CodeInternal, "%v", err)
+	}
+	p := &Peer{ClientID: r.ClientId, App: r.App, SDK: r.Sdk, Addr: s.conn.RemoteAddr().String()}
+	s.ctx = WithPeer(s.ctx, p)
+	s.conn.SetFrameBytesMax(FrameBytesMax)
+	s.ready = true
+	s.peer.Store(p)
+	s.h.o.OnOpen(p)
+	s.replyMessage(f.Request, f.Command, &HelloResponse{
+		Version: FrameVersion, Features: r.Features & s.h.o.Features, Broker: s.h.o.Broker, BrokerGroup: s.h.o.BrokerGroup,
+		Epoch: s.h.o.Epoch, FrameBytesMax: FrameBytesMax, KeepaliveMs: uint32(min(s.h.o.KeepAlive.Milliseconds(), math.MaxUint32)),
+	})
+	return nil
+}
+
+// run begins a request. An error returned is its answer, and nothing was begun.
+func (s *Session) run(c *call, f Frame) error {
+	switch f.Command {
+	case CommandProduce:
+		if err := ParseProduceRequest(&c.produce, f.Header, &s.names); err != nil {
+			return err
+		}
+		c.produce.Batch = f.Payload
+		s.h.broker.Produce(s.ctx, &c.produce, c.produceReply)
+		return nil
+	case CommandFetch:
+		if err := ParseFetchRequest(&c.fetch, f.Header, &s.names); err != nil {
+			return err
+		}
+		c.fetch.BytesMax = min(c.fetch.BytesMax, FetchBytesMax)
+		s.h.broker.Fetch(s.ctx, &c.fetch, c.fetchReply)
+		return nil
+	case CommandAck:
+		if err := ParseAckRequest(&c.ack, f.Header, &s.names); err != nil {
+			return err
+		}
+		s.h.broker.Ack(s.ctx, &c.ack, c.ackReply)
+		return nil
+	case CommandSubscribe:
+		r := new(SubscribeRequest)
+		return s.startCold(c, f, r, func() error { return firstError(CheckTopic(r.Topic), CheckGroup(r.Group)) },
+			func(ctx context.Context) (proto.Message, error) { return s.h.broker.Subscribe(ctx, r) })
+	case CommandRoute:
+		r := new(RouteRequest)
+		return s.startCold(c, f, r, func() error { return CheckTopic(r.Topic) },
+			func(ctx context.Context) (proto.Message, error) { return s.h.broker.Route(ctx, r) })
+	case CommandCreateTopic:
+		r := new(CreateTopicRequest)
+		return s.startCold(c, f, r, func() error { return CheckTopic(r.Topic) },
+			func(ctx context.Context) (proto.Message, error) { return s.h.admin.CreateTopic(ctx, r) })
+	case CommandListTopics:
+		r := new(ListTopicsRequest)
+		return s.startCold(c, f, r, func() error { return nil },
+			func(ctx context.Context) (proto.Message, error) { return s.h.admin.ListTopics(ctx, r) })
+	case CommandGroupLag:
+		r := new(GroupLagRequest)
+		return s.startCold(c, f, r, func() error {
+			if r.Group == "" {
+				return CheckTopic(r.Topic)
+			}
+			return firstError(CheckTopic(r.Topic), CheckGroup(r.Group))
+		}, func(ctx context.Context) (proto.Message, error) { return s.h.admin.GroupLag(ctx, r) })
+	case CommandHello:
+		return Errorf(CodeInvalid, "hello was said already")
+	}
+	return Errorf(CodeUnknownCommand, "command %d", f.Command)
+}
+
+func firstError(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// startCold reads the header into r, judges it, and has run called on one of the session's goroutines.
+func (s *Session) startCold(c *call, f Frame, r proto.Message, check func() error, run func(context.Context) (proto.Message, error)) error {
+	if err := proto.Unmarshal(f.Header, r); err != nil {
+		return errHeader
+	}
+	if err := check(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.queue = append(s.mu.queue, coldRequest{c, run})
+	if s.mu.workers < s.h.o.ColdMax {
+		s.mu.workers++
+		s.cold.Add(1)
+		go s.work()
+	}
+	return nil
+}
+
+// work is a goroutine that takes cold requests until there are none.
+func (s *Session) work() {
+	defer s.cold.Done()
+	for {
+		s.mu.Lock()
+		if len(s.mu.queue) == 0 {
+			s.mu.workers--
+			s.mu.queue = nil
+			s.mu.Unlock()
+			return
+		}
+		r := s.mu.queue[0]
+		s.mu.queue = s.mu.queue[1:]
+		s.mu.Unlock()
+		s.runCold(r)
+		s.conn.Flush()
+	}
+}
+
+func (s *Session) runCold(r coldRequest) {
+	defer s.rescue(r.call)
+	m, err := r.run(s.ctx)
+	if !r.call.claim() {
+		return
+	}
+	if err != nil {
+		r.call.fail(err, true)
+		return
+	}
+	s.replyMessage(r.call.request, r.call.command, m)
+	r.call.end(true)
+}
+
+// replyMessage answers with a generated message.
+func (s *Session) replyMessage(request uint64, command Command, m proto.Message) {
+	b, err := proto.Marshal(m)
+	if err != nil { // a string that is not UTF-8
+		err = Errorf(CodeInternal, "the answer cannot be encoded: %v", err)
+		s.h.countError(CodeInternal)
+		s.conn.ReplyError(request, command, err)
+		return
+	}
+	s.conn.Reply(request, command, b)
+}
