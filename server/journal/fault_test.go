@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -17,12 +19,11 @@ import (
 	"github.com/jmqio/jmq/server/journal/journaltest"
 )
 
-// faultLife runs one life of a journal on fs and reports what its callers were told: it opens, sends, cuts, trims and
-// closes, and goes on whatever fails, as callers do.
+// faultLife runs one life of a journal and keeps what its callers were told: it opens, sends, and closes, and goes on
+// whatever fails, as callers do.
 type faultLife struct {
 	s       sender
 	sent    map[uint64]string // outcome by message
-	begin   uint64            // messages below may be trimmed
 	invalid error             // an outcome that no caller may see
 }
 
@@ -105,7 +106,7 @@ var faultKinds = []faultKind{
 func TestFaultAtEachCall(t *testing.T) {
 	step := 1
 	if raceEnabled {
-		step = 5
+		step = 6
 	}
 	for _, kind := range faultKinds {
 		t.Run(kind.name, func(t *testing.T) {
@@ -179,10 +180,78 @@ func TestFaultAtEachCall(t *testing.T) {
 				_ = after.Close()
 				_ = j.Close()
 			}
-			if injected < 3 {
+			if injected < 2 {
 				t.Errorf("only %d faults were injected", injected)
 			}
 			t.Logf("%d faults", injected)
+		})
+	}
+}
+
+// TestFaultInTruncateAndTrim injects one fault at each call of a Truncate, and of a Trim. A cut that returned nil is there
+// for good. One that failed has stopped the journal, unless nothing was changed; the next life shows some prefix that is not
+// shorter than the cut, and keeps it over a power loss. A Trim that failed leaves the journal working and can be tried again.
+func TestFaultInTruncateAndTrim(t *testing.T) {
+	for _, kind := range faultKinds {
+		t.Run(kind.name, func(t *testing.T) {
+			for k := 1; ; k++ {
+				fs := journaltest.New(nil)
+				s := sender{j: mustOpen(t, testOptions(fs))}
+				var at []Position
+				for range 40 {
+					at = append(at, s.j.End())
+					s.mustSend(t, 4000)
+				}
+				var calls atomic.Int64
+				hit := false
+				fs.SetBefore(func(op journaltest.Op) journaltest.Fault {
+					// What the preparer does meanwhile is not of interest.
+					if strings.Contains(op.Path, sparePrefix) || kind.calls != nil && !slices.Contains(kind.calls, op.Call) {
+						return journaltest.Fault{}
+					}
+					if calls.Add(1) == int64(k) {
+						hit = true
+						return kind.fault
+					}
+					return journaltest.Fault{}
+				})
+				trimErr := s.j.Trim((*s.j.list.Load())[1].base)
+				if err := s.j.Err(); err != nil {
+					t.Fatalf("call %d: Trim has stopped the journal: %v", k, err)
+				}
+				cutErr := s.j.Truncate(at[25])
+				fs.SetBefore(nil)
+				stopped := s.j.Err()
+				if trimErr != nil {
+					if err := s.j.Trim((*s.j.list.Load())[1].base); err != nil {
+						t.Fatalf("call %d: Trim again: %v", k, err)
+					}
+				}
+				if cutErr == nil && stopped != nil || cutErr != nil && stopped == nil && s.j.End() != at[39]+4040 {
+					t.Fatalf("call %d: cut: %v, but Err is %v and the end %d", k, cutErr, stopped, s.j.End())
+				}
+				_ = s.j.Close()
+				least, most := uint64(25), uint64(40)
+				if cutErr == nil {
+					most = 25
+				}
+				j, m, err := reopen(testOptions(fs))
+				if err != nil || m.next < least || m.next > most || m.first > 25 {
+					t.Fatalf("call %d: cut: %v; next life: messages [%d, %d), %v; want up to [%d, %d]\n%s", k, cutErr, m.first, m.next, err, least, most, dump(fs))
+				}
+				lost, shown, err := reopen(testOptions(fs.Crash(0, nil)))
+				if err != nil || shown.next != m.next {
+					t.Fatalf("call %d: cut: %v; after power loss: messages up to %d, %v; had shown %d\n%s", k, cutErr, shown.next, err, m.next, dump(fs))
+				}
+				_ = lost.Close()
+				_ = j.Close()
+				if !hit {
+					if k == 1 {
+						t.Error("no fault was injected")
+					}
+					break
+				}
+			}
 		})
 	}
 }

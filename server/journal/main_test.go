@@ -77,7 +77,7 @@ func payload(n uint64, size int) []byte {
 	b := make([]byte, max(size, 8))
 	binary.LittleEndian.PutUint64(b, n)
 	for i := 8; i < len(b); i++ {
-		b[i] = byte(n*31 + uint64(i)*7)
+		b[i] = byte(n*31+uint64(i)*7) | 1 // never 0, which a cut file reads as
 	}
 	return b
 }
@@ -94,11 +94,13 @@ func number(b []byte) (uint64, error) {
 	return n, nil
 }
 
+var blank = make([]byte, 1<<20)
+
 // messages collects numbers of message records, which must come one after the other.
 type messages struct {
 	first, next uint64
 	some        bool
-	records     []Record // without payloads
+	records     []Record // payloads blank
 }
 
 func (m *messages) add(r Record) error {
@@ -118,7 +120,7 @@ func (m *messages) add(r Record) error {
 		}
 		m.next++
 	}
-	r.Payload = nil
+	r.Payload = blank[:len(r.Payload)]
 	m.records = append(m.records, r)
 	return nil
 }

@@ -462,27 +462,24 @@ func (j *Journal) adopt(found folder) error {
 	return nil
 }
 
-// makeDir makes dir and what is missing above it, durably.
+// makeDir makes dir and what is missing above it, durably. A process before this one may have made them and been killed
+// before it synced their names, so all of them are synced, whether they were there or not. Above the parent that is an attempt: a
+// folder that was there before us may be one that we cannot open, and then it is not of our making either.
 func makeDir(fsys vfs.FS, dir string) error {
-	if _, err := fsys.Stat(dir); err == nil {
-		return nil
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("make journal folder: %w", err)
-	}
-	parent := fsys.PathDir(dir)
-	if parent != dir && parent != "." {
-		if err := makeDir(fsys, parent); err != nil {
-			return err
-		}
-	}
 	if err := fsys.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make journal folder: %w", err)
 	}
-	d, err := fsys.OpenDir(parent)
-	if err != nil {
-		return fmt.Errorf("make journal folder: %w", err)
+	for parent := fsys.PathDir(dir); ; parent = fsys.PathDir(parent) {
+		d, err := fsys.OpenDir(parent)
+		if err == nil {
+			err = syncDir(d)
+			_ = d.Close()
+		}
+		if err != nil && parent == fsys.PathDir(dir) {
+			return fmt.Errorf("make journal folder %s: %w", dir, err)
+		}
+		if up := fsys.PathDir(parent); up == parent || up == "." {
+			return nil
+		}
 	}
-	err = syncDir(d)
-	_ = d.Close()
-	return err
 }

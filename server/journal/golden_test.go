@@ -1,0 +1,196 @@
+package journal
+
+import (
+	"bytes"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jmqio/jmq/server/journal/journaltest"
+)
+
+// hexdump writes b in lines of 16 bytes, and leaves out lines of zeroes.
+func hexdump(b []byte) string {
+	var out strings.Builder
+	for off := 0; off < len(b); off += 16 {
+		line := b[off:min(off+16, len(b))]
+		if !allZero(line) {
+			fmt.Fprintf(&out, "%08x  % x\n", off, line)
+		}
+	}
+	return out.String()
+}
+
+func unhexdump(t *testing.T, s string, size int) []byte {
+	b := make([]byte, size)
+	for line := range strings.Lines(s) {
+		var off int
+		at, rest, _ := strings.Cut(line, "  ")
+		if _, err := fmt.Sscanf(at, "%x", &off); err != nil {
+			t.Fatal(err)
+		}
+		bytes, err := hex.DecodeString(strings.ReplaceAll(strings.TrimSpace(rest), " ", ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		copy(b[off:], bytes)
+	}
+	return b
+}
+
+// TestFormat holds the bytes of a segment and of a cut's mark to testdata/format.hex, and reads them back.
+func TestFormat(t *testing.T) {
+	fs := journaltest.New(nil)
+	o := testOptions(fs)
+	o.Term = 3
+	o.Now = func() time.Time { return time.Unix(1_700_000_000, 5) }
+	j := mustOpen(t, o)
+	done := make(chan error, 1)
+	err := j.Append(&Append{
+		Entries: []Entry{{Kind: KindMessages, Flags: 0x81, Payload: []byte("an order")}, {Kind: KindEnd, Payload: []byte("its end")}},
+		Stored:  1_700_000_001_000_000_002,
+		Done:    func(_ *Append, err error) { done <- err },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.Kick()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if err := j.writeCutMark(88); err != nil {
+		t.Fatal(err)
+	}
+	mark, err := journaltest.ReadFile(fs, fs.PathJoin(testDir, cutName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := j.removeCutMark(); err != nil {
+		t.Fatal(err)
+	}
+	mustClose(t, j)
+	b, err := journaltest.ReadFile(fs, fs.PathJoin(testDir, segmentName(0)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	segment, cut := hexdump(b), hexdump(mark)
+	golden(t, "format.hex", segment+"-- "+cutName+"\n"+cut)
+
+	// What the golden file says is read as what was written: two records, an epoch before and a no-op after them.
+	segment, _, _ = strings.Cut(segment, "--")
+	disk := journaltest.Disk(testDir, map[string][]byte{segmentName(0): unhexdump(t, segment, segmentBytesFloor)})
+	var got strings.Builder
+	o.FS = disk
+	o.Recovered = func(r Record) error {
+		fmt.Fprintf(&got, "%v flags %x epoch %v [%d,%d) durable %d stored %d %q\n", r.Kind, r.Flags, r.Epoch, r.Position, r.End(), r.Durable, r.Stored, r.Payload)
+		return nil
+	}
+	mustClose(t, mustOpen(t, o))
+	want := `epoch flags 0 epoch 3.1 [0,40) durable 0 stored 1700000000000000005 ""
+messages flags 81 epoch 3.1 [40,88) durable 40 stored 1700000001000000002 "an order"
+end flags 0 epoch 3.1 [88,136) durable 40 stored 1700000001000000002 "its end"
+noop flags 0 epoch 3.1 [136,176) durable 136 stored 1700000000000000005 ""
+`
+	if got.String() != want {
+		t.Errorf("read:\n%swant:\n%s", &got, want)
+	}
+	files := journaltest.Files(disk, testDir)
+	if !bytes.Equal(files[segmentName(0)][:4096+136], b[:4096+136]) {
+		t.Error("records were changed by recovery")
+	}
+}
+
+// TestFileOperations holds the calls that change files to testdata/operations.txt: what is written, synced, named and synced again
+// before anybody is answered. The preparer's are apart, because they happen meanwhile.
+func TestFileOperations(t *testing.T) {
+	var out strings.Builder
+	fs := journaltest.New(nil)
+	step := func(name string) {
+		synctest.Wait()
+		fmt.Fprintf(&out, "# %s\n", name)
+		var filling []string
+		for _, op := range fs.TakeOps() {
+			line := strings.ReplaceAll(op.String(), testDir+"/", "")
+			if strings.Contains(op.Path, fillingSuffix) && op.Call != journaltest.Remove {
+				filling = append(filling, line)
+				continue
+			}
+			fmt.Fprintln(&out, line)
+		}
+		for _, line := range filling {
+			fmt.Fprintln(&out, "    meanwhile", line)
+		}
+		out.WriteByte('\n')
+	}
+	synctest.Test(t, func(t *testing.T) {
+		o := testOptions(fs)
+		o.IdleAfter = 0
+		s := sender{j: mustOpen(t, o)}
+		step("open a new journal")
+		s.mustSend(t, 1000)
+		step("append one record")
+		a, err := s.queue(1000)
+		b, err2 := s.queue(10, 10)
+		if err != nil || err2 != nil {
+			t.Fatal(err, err2)
+		}
+		s.j.Kick()
+		<-a
+		<-b
+		step("two appends in one commit")
+		time.Sleep(time.Second)
+		step("idle for a second")
+		at := s.j.End()
+		s.mustSend(t, 56000)
+		step("fill the segment")
+		s.mustSend(t, 5000)
+		step("append to the next one")
+		for range 20 {
+			s.mustSend(t, 6000)
+		}
+		synctest.Wait()
+		fs.TakeOps()
+		if err := s.j.Trim((*s.j.list.Load())[1].base); err != nil {
+			t.Fatal(err)
+		}
+		step("trim one segment")
+		if err := s.j.Truncate((*s.j.list.Load())[0].base); err != nil {
+			t.Fatal(err)
+		}
+		step("cut all that is left")
+		if s.j.End() < at {
+			t.Fatalf("end %d", s.j.End())
+		}
+		s.mustSend(t, 4000)
+		synctest.Wait()
+		fs.TakeOps()
+		// What a process that is killed in the middle of a commit leaves.
+		disk := fs.Crash(0, nil)
+		mustClose(t, s.j)
+		step("close")
+		files := journaltest.Files(disk, testDir)
+		for name, b := range files {
+			if strings.HasPrefix(name, "0") {
+				copy(b[headerBlockBytes+8000:], bytes.Repeat([]byte{7}, 3000))
+			}
+		}
+		fs = journaltest.New(journaltest.Disk(testDir, files))
+		o.FS = fs
+		j := mustOpen(t, o)
+		step("open with a torn tail: rewrite what is not proven, zero the rest")
+		mustClose(t, j)
+		step("close at once")
+		o.FS = fs
+		j = mustOpen(t, o)
+		step("open after a clean stop")
+		mustClose(t, j)
+	})
+	golden(t, "operations.txt", out.String())
+	if !slices.Contains(strings.Split(out.String(), "\n"), "# close at once") {
+		t.Error("not all steps were made")
+	}
+}
