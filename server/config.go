@@ -151,7 +151,7 @@ func (c *Config) Validate() error {
 		bad("broker.admin.listen", b.Admin.Listen, "must not be the address of broker.wire.listen")
 	}
 	between(bad, "broker.journal.segmentBytesMax", b.Journal.SegmentBytesMax, 64<<10, 16<<30)
-	if b.Journal.SegmentBytesMax%4096 != 0 {
+	if n := b.Journal.SegmentBytesMax; n%4096 != 0 && n > 64<<10 {
 		bad("broker.journal.segmentBytesMax", b.Journal.SegmentBytesMax, "must be a multiple of 4096")
 	}
 	between(bad, "broker.journal.commitBytesMax", b.Journal.CommitBytesMax, 64<<10, 1<<30)

@@ -1,0 +1,258 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/jmqio/jmq/server/servertest"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if built.path != "" {
+			_ = os.RemoveAll(filepath.Dir(built.path)) // the test's result matters more
+		}
+		os.Exit(code)
+	}))
+}
+
+// shell runs command lines against one broker, in this process.
+type shell struct {
+	t       *testing.T
+	address string
+}
+
+// run executes a line, split at blanks, with arguments that hold blanks behind it.
+func (s shell) run(stdin, line string, more ...string) (code int, stdout, stderr string) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	args := append(strings.Fields(line), more...)
+	if s.address != "" {
+		args = append(args, "--address", s.address)
+	}
+	var out, errs bytes.Buffer
+	code = execute(ctx, args, strings.NewReader(stdin), &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+// ok is run of a line that must succeed, and say nothing on stderr.
+func (s shell) ok(stdin, line string, more ...string) string {
+	s.t.Helper()
+	code, out, errs := s.run(stdin, line, more...)
+	if code != exitOK || errs != "" {
+		s.t.Fatalf("jmq %s %q: exit %d, stderr %s", line, more, code, errs)
+	}
+	return out
+}
+
+// fails is run of a line that must fail with a code, in one line on stderr that says something.
+func (s shell) fails(code int, says, stdin, line string, more ...string) {
+	s.t.Helper()
+	got, out, errs := s.run(stdin, line, more...)
+	if got != code || !strings.Contains(errs, says) || strings.Count(errs, "\n") != 1 || !strings.HasPrefix(errs, "jmq: ") {
+		s.t.Errorf("jmq %s %q: exit %d, stdout %q, stderr %q; want exit %d and one line with %q", line, more, got, out, errs, code, says)
+	}
+}
+
+// The commands of a user's day, against a real broker over TCP: topic, produce in every way, consume in every form, lag.
+func TestCommands(t *testing.T) {
+	sh := shell{t, servertest.Start(t).Address()}
+	if out := sh.ok("", "topic ls"); !strings.Contains(out, "jmq topic create") {
+		t.Errorf("no topics: %q", out)
+	}
+	if out := sh.ok("", "topic create orders -p 1 -o name"); out != "orders\n" {
+		t.Errorf("create: %q", out)
+	}
+	sh.ok("", "topic create orders -p 1") // the same again is fine
+	sh.fails(exitError, "topic-exists", "", "topic create orders -p 2")
+	sh.ok("", "topic create z.other -p 3")
+	if out := sh.ok("", "topic ls -o csv"); !strings.HasPrefix(out, "name,partitions,id,created at\norders,1,1,") || !strings.Contains(out, "\nz.other,3,2,") {
+		t.Errorf("ls: %q", out)
+	}
+
+	if out := sh.ok("", "produce orders", "hello world", "second"); out != "sent 2 to orders\n" {
+		t.Errorf("produce: %q", out)
+	}
+	if out := sh.ok("one\n\nthree", "produce orders -q"); out != "" {
+		t.Errorf("produce -q: %q", out)
+	}
+	file := filepath.Join(t.TempDir(), "lines")
+	if err := os.WriteFile(file, []byte("a\nb\nc\nd\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out := sh.ok("", "produce orders -n 2 -f "+file); out != "sent 2 to orders\n" {
+		t.Errorf("produce -f: %q", out)
+	}
+	var receipts []receiptInfo
+	out := sh.ok("", "produce orders -k order-17 --order-key c1 -H a=b=c -H empty= -n 3 -o json", "x", "y")
+	if err := json.Unmarshal([]byte(out), &receipts); err != nil || len(receipts) != 3 || receipts[2].Index != 9 || len(receipts[0].ID) != 26 || receipts[0].StoredAt.IsZero() {
+		t.Errorf("receipts: %s", out)
+	}
+	sh.ok("", "produce orders", string([]byte{0xff, 0xfe}))
+
+	want := "hello world\nsecond\none\n\nthree\na\nb\nx\ny\nx\n"
+	if out := sh.ok("", "consume orders -g pay --from-beginning -n 10"); out != want {
+		t.Errorf("consume: got %q, want %q", out, want)
+	}
+	var lags []lagInfo
+	if out := sh.ok("", "group lag orders pay -o json"); json.Unmarshal([]byte(out), &lags) != nil || len(lags) != 1 || lags[0].Lag != 1 || lags[0].AckOffset != 10 || lags[0].End != 11 || lags[0].Group != "pay" {
+		t.Errorf("lag: %s", out)
+	}
+	// What was printed was acknowledged, so only the last one is left; then nothing comes.
+	if out := sh.ok("", "consume orders -g pay -n 1"); out != "\xff\xfe\n" {
+		t.Errorf("consume the rest: %q", out)
+	}
+	sh.fails(exitTimeout, "no message came within 50ms; 0 were printed", "", "consume orders -g pay --timeout 50ms")
+
+	consume := func(group string, args ...string) string {
+		return sh.ok("", "consume orders --from-beginning -n 11 -g "+group, args...)
+	}
+	lines := strings.Split(consume("json", "-o", "json"), "\n")
+	var m messageInfo
+	if err := json.Unmarshal([]byte(lines[7]), &m); err != nil || m.ID != receipts[0].ID || m.Key != "order-17" || m.OrderKey != "c1" || *m.Body != "x" || fmt.Sprint(m.Headers) != "[{a b=c} {empty }]" {
+		t.Errorf("json: %s", lines[7])
+	}
+	if !strings.Contains(lines[10], `"bodyBase64":"`+base64.StdEncoding.EncodeToString([]byte{0xff, 0xfe})) {
+		t.Errorf("json of bytes: %s", lines[10])
+	}
+	if out := consume("yaml", "-o", "yaml"); !strings.Contains(out, "---\nid: "+receipts[0].ID+"\ntopic: orders\n") {
+		t.Errorf("yaml: %s", out)
+	}
+	if out := consume("csv", "-o", "csv"); !strings.HasPrefix(out, "id,partition,index,key,stored at,body\n") || !strings.Contains(out, receipts[0].ID+",0,7,order-17,") {
+		t.Errorf("csv: %s", out)
+	}
+	if out := consume("name", "-o", "name"); !strings.Contains(out, "\n"+receipts[0].ID+"\n") || len(out) != 11*27 {
+		t.Errorf("name: %s", out)
+	}
+	if out := consume("table", "-o", "table"); !strings.HasPrefix(out, "ID  ") || !strings.Contains(out, "hello world\n") {
+		t.Errorf("table: %s", out)
+	}
+	if out := consume("format", "--format", `%t/%p/%i %d %k %o %h %%\t\\%v\n`); !strings.Contains(out, "orders/0/7 "+receipts[0].ID+" order-17 c1 a=b=c,empty= %\t\\x\n") {
+		t.Errorf("format: %s", out)
+	}
+	if out := sh.ok("", "group lag orders -o name"); strings.Count(out, "\n") != 7 {
+		t.Errorf("groups: %q", out)
+	}
+}
+
+// A stream of lines arrives whole and in order, whatever the sizes; a body of the most bytes that there can be fits, and
+// one more is refused with its line, everything before it being stored.
+func TestProduceLines(t *testing.T) {
+	sh := shell{t, servertest.Start(t).Address()}
+	sh.ok("", "topic create orders -p 1")
+	var in strings.Builder
+	for i := range 5000 {
+		fmt.Fprintf(&in, "line %d %s\n", i, strings.Repeat("x", i%500))
+	}
+	if out := sh.ok(in.String(), "produce orders"); out != "sent 5000 to orders\n" {
+		t.Errorf("%q", out)
+	}
+	if out := sh.ok("", "consume orders -g all --from-beginning -n 5000"); out != in.String() {
+		t.Errorf("%d bytes came back of %d, or in another order", len(out), in.Len())
+	}
+	big := strings.Repeat("b", 4<<20)
+	sh.ok("small\n"+big+"\nsmall", "produce orders")
+	sh.fails(exitError, "standard input line 2 has more than 4194304 bytes", "small\n"+big+"b\nsmall", "produce orders")
+	sh.fails(exitError, "the first 1 lines are stored, go on with line 2", "small\n"+big+"b\nsmall", "produce orders")
+	if out := sh.ok("", "group lag orders all -o csv"); !strings.Contains(out, "\nall,0,5,5000,") {
+		t.Errorf("lag: %s", out)
+	}
+}
+
+// What a command cannot do is one line with the next step, and its exit code.
+func TestCommandErrors(t *testing.T) {
+	server := servertest.Start(t)
+	sh := shell{t, server.Address()}
+	sh.ok("", "topic create orders")
+	sh.fails(exitNotFound, "jmq topic create", "", "produce nothing x")
+	sh.fails(exitNotFound, "jmq topic create", "", "consume nothing -g pay")
+	sh.fails(exitNotFound, "jmq topic create", "", "group lag nothing")
+	sh.fails(exitNotFound, "group-not-found", "", "group lag orders nobody")
+	for _, name := range []string{"a/b", "..", "a\x00b", strings.Repeat("n", 256), ""} {
+		sh.fails(exitUsage, "", "", "topic create", name)
+		sh.fails(exitUsage, "", "", "produce", name, "x")
+		sh.fails(exitUsage, "", "", "consume -g pay", name)
+		sh.fails(exitUsage, "", "", "group lag", name)
+	}
+	sh.ok("", "topic create", strings.Repeat("n", 255))
+	sh.fails(exitUsage, "", "", "topic create many -p 0")
+	sh.fails(exitUsage, "", "", "topic create many -p 100000")
+	sh.fails(exitUsage, "not NAME=VALUE", "", "produce orders x -H novalue")
+	sh.fails(exitUsage, "twice", "", "produce orders x -H a=1 -H a=2")
+	sh.fails(exitUsage, "BODYs or --file", "", "produce orders x -f file")
+	sh.fails(exitUsage, "--count", "", "produce orders x -n -1")
+	sh.fails(exitError, "no-such-file", "", "produce orders -f /no-such-file")
+	sh.fails(exitUsage, "", "", "produce orders x -k", strings.Repeat("k", 256))
+	sh.fails(exitUsage, "", "", "consume orders -g a/b")
+	sh.fails(exitUsage, "--format ends", "", "consume orders -g a --format %")
+	sh.fails(exitUsage, `"%q", which is not known`, "", "consume orders -g a --format %q")
+	sh.fails(exitUsage, "--format or --output", "", "consume orders -g a --format %v -o json")
+	sh.fails(exitUsage, "give one of: body, table", "", "consume orders -g a -o xml")
+
+	nobody := shell{t, "127.0.0.1:1"}
+	for _, line := range []string{"produce orders x", "consume orders -g a", "topic ls", "topic create x", "group lag orders"} {
+		nobody.fails(exitError, "jmq dev starts one", "", line+" --connect-timeout 2s")
+	}
+	for _, address := range []string{"http://x", "127.0.0.1:99999", "a b:1"} {
+		shell{t, address}.fails(exitUsage, "", "", "topic ls")
+	}
+	t.Setenv("JMQ_ADDRESS", server.Address())
+	shell{t, ""}.ok("", "topic ls")
+}
+
+// Verify says what it checked on a stopped broker's folder, refuses a running one's, finds a flipped byte, and leaves the
+// folder as it was.
+func TestJournalVerify(t *testing.T) {
+	server := servertest.Start(t)
+	sh := shell{t, server.Address()}
+	sh.ok("", "topic create orders")
+	sh.ok("", "produce orders -n 500", strings.Repeat("x", 1000))
+	local := shell{t, ""}
+	folder := server.Folder()
+	server.Stop()
+
+	out := local.ok("", "journal verify", folder)
+	for _, want := range []string{"checked", "checksum", "whole", "messages", "topic", "epoch"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("verify says nothing of %q:\n%s", want, out)
+		}
+	}
+	var v verifyResult
+	if err := json.Unmarshal([]byte(local.ok("", "journal verify -o json", folder)), &v); err != nil || !v.Whole || v.Segments == 0 || v.Records < 6 || v.TornBytes != 0 {
+		t.Errorf("verify -o json: %+v, %v", v, err)
+	}
+	segments, err := filepath.Glob(filepath.Join(folder, "journal", "0*.journal"))
+	if err != nil || len(segments) == 0 {
+		t.Fatalf("segments: %v, %v", segments, err)
+	}
+	content, err := os.ReadFile(segments[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	content[4096+300]++
+	if err := os.WriteFile(segments[0], content, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	code, out, errs := local.run("", "journal verify", folder)
+	if code != exitError || !strings.Contains(out, "DAMAGED") || !strings.Contains(errs, filepath.Base(segments[0])) || strings.Count(errs, "\n") != 1 {
+		t.Errorf("after a flipped byte: exit %d\n%s%s", code, out, errs)
+	}
+
+	local.fails(exitNotFound, "has no journal", "", "journal verify", t.TempDir())
+	local.fails(exitNotFound, "has no journal", "", "journal verify", filepath.Join(t.TempDir(), "none"))
+	local.fails(exitUsage, "is a file", "", "journal verify", segments[0])
+	local.fails(exitUsage, "usage: jmq journal verify FOLDER", "", "journal verify")
+	running := servertest.Start(t)
+	local.fails(exitError, "in use", "", "journal verify", running.Folder())
+}

@@ -1,0 +1,241 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/jmqio/jmq/server"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
+
+// golden compares got with a file of testdata.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if *rewrite {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s differs (go test . -rewrite, then read the diff):\ngot:\n%s\nwant:\n%s", file, got, want)
+	}
+}
+
+// The keys with their defaults are a promise to users: a change shows in review.
+func TestConfigKeysGolden(t *testing.T) {
+	var b strings.Builder
+	for _, k := range configKeys() {
+		fmt.Fprintf(&b, "%s = %s (%s) %s\n", k.name, k.defaultText(), k.env(), (&configFlag{key: k}).Type())
+		if k.help == "" {
+			t.Errorf("%s has no help", k.name)
+		}
+	}
+	golden(t, "config.golden", b.String())
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range configKeys() {
+		if line := k.name + " = " + k.defaultText() + "\n"; !strings.Contains(string(readme), line) {
+			t.Errorf("README.md does not have %q", line)
+		}
+	}
+	c := server.DefaultConfig()
+	if err := c.Validate(); err != nil {
+		t.Errorf("the defaults are not valid: %v", err)
+	}
+}
+
+// loadTest reads a configuration from a file's content, variables and flags.
+func loadTest(t *testing.T, content string, environ []string, args ...string) (server.Config, error) {
+	t.Helper()
+	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	configFlags(flags)
+	file := filepath.Join(t.TempDir(), "jmq.yaml")
+	if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := flags.Parse(append([]string{"--config", file}, args...)); err != nil {
+		return server.Config{}, err
+	}
+	return loadConfig(flags, environ)
+}
+
+// A flag wins over the environment, that over the file, that over the default; an empty variable counts as unset.
+func TestConfigPrecedence(t *testing.T) {
+	file := "broker:\n  name: file\n  data: /file\n  journal:\n    segmentBytesMax: 1048576\n    commitBytesMax: 131072\n  dispatch:\n    ackTimeout: 7s\nlog:\n"
+	env := []string{"JMQ_BROKER_NAME=env", "JMQ_BROKER_JOURNAL_SEGMENTBYTESMAX=2097152", "JMQ_BROKER_DATA=", "JMQ_TEST_ANYTHING=1", "PATH=/bin", "JMQ_ADDRESS=x"}
+	c, err := loadTest(t, file, env, "--broker.name", "flag")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := server.DefaultConfig()
+	want.Broker.Name = "flag"
+	want.Broker.Data = "/file"
+	want.Broker.Journal.SegmentBytesMax = 2097152
+	want.Broker.Journal.CommitBytesMax = 131072
+	want.Broker.Dispatch.AckTimeout = 7 * time.Second
+	if fmt.Sprint(c) != fmt.Sprint(want) {
+		t.Errorf("got %+v\nwant %+v", c, want)
+	}
+}
+
+// No file, an empty one and one of comments are all the defaults.
+func TestConfigEmptyFile(t *testing.T) {
+	for _, content := range []string{"", "# nothing\n", "broker:\nlog:\n", "broker:\n  journal:\n"} {
+		c, err := loadTest(t, content, nil)
+		if err != nil || fmt.Sprint(c) != fmt.Sprint(server.DefaultConfig()) {
+			t.Errorf("%q: %+v, %v", content, c, err)
+		}
+	}
+	t.Chdir(t.TempDir())
+	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	configFlags(flags)
+	if _, err := loadConfig(flags, nil); err != nil {
+		t.Errorf("without a file: %v", err)
+	}
+	// jmq.yaml is read where it lies, without being asked for.
+	if err := os.WriteFile("jmq.yaml", []byte("broker:\n  name: here\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := loadConfig(flags, nil); err != nil || c.Broker.Name != "here" {
+		t.Errorf("jmq.yaml in the working folder: name %q, %v", c.Broker.Name, err)
+	}
+}
+
+// Every kind of wrong file is one line an error, each naming file, line and key.
+func TestConfigBadFile(t *testing.T) {
+	for _, c := range []struct{ name, content, want string }{
+		{"unknown key", "broker:\n  nme: x\n", "jmq.yaml line 2: unknown key broker.nme; did you mean broker.name?"},
+		{"unknown section", "brokr:\n  name: x\n", "jmq.yaml line 1: unknown key brokr; did you mean broker?"},
+		{"unknown key without value", "brokr:\n", "jmq.yaml line 1: unknown key brokr; did you mean broker?"},
+		{"nothing near", "zookeeper: 1\n", "jmq.yaml line 1: unknown key zookeeper; see jmq config ls"},
+		{"other case", "broker:\n  Name: x\n", "jmq.yaml line 2: unknown key broker.Name; did you mean broker.name?"},
+		{"dotted", "broker.name: x\n", "jmq.yaml line 1: unknown key broker.name; write one level a line"},
+		{"twice", "broker:\n  name: a\n  name: b\n", "broker.name is there twice"},
+		{"no value", "broker:\n  name:\n", "jmq.yaml line 2: broker.name: has no value"},
+		{"value for section", "broker: x\n", "jmq.yaml line 1: broker is a section and takes keys, not a value"},
+		{"section for value", "broker:\n  name:\n    x: y\n", "broker.name: takes one value, not a list or a section"},
+		{"list for value", "broker:\n  name: [a]\n", "broker.name: takes one value, not a list or a section"},
+		{"fraction", "broker:\n  journal:\n    segmentBytesMax: 1.5\n", `jmq.yaml line 3: broker.journal.segmentBytesMax: "1.5" must be a whole number`},
+		{"quoted number", "broker:\n  journal:\n    segmentBytesMax: '1048576'\n", `"1048576" must be a whole number`},
+		{"text for number", "broker:\n  journal:\n    segmentBytesMax: big\n", `"big" must be a whole number`},
+		{"too big a number", "broker:\n  journal:\n    segmentBytesMax: 99999999999999999999\n", "must be a whole number"},
+		{"number for text", "broker:\n  name: 5\n", `broker.name: "5" must be text; quote it`},
+		{"bool for text", "broker:\n  name: true\n", `broker.name: "true" must be text; quote it`},
+		{"number for duration", "broker:\n  dispatch:\n    ackTimeout: 5\n", "jmq.yaml line 3: broker.dispatch.ackTimeout: 5 must be a duration with its unit"},
+		{"text for duration", "broker:\n  dispatch:\n    ackTimeout: soon\n", `"soon" must be a duration with its unit`},
+		{"out of range", "broker:\n  journal:\n    segmentBytesMax: 5\n", "jmq.yaml line 3: broker.journal.segmentBytesMax: 5 must be between 65536 and"},
+		{"not loopback", "broker:\n  wire:\n    listen: 0.0.0.0:50088\n", `broker.wire.listen: "0.0.0.0:50088" must be loopback`},
+		{"no port", "broker:\n  wire:\n    listen: 127.0.0.1\n", "must be host:port"},
+		{"bad port", "broker:\n  wire:\n    listen: 127.0.0.1:70000\n", "port from 0 to 65535"},
+		{"same ports", "broker:\n  admin:\n    listen: 127.0.0.1:50088\n", "must not be the address of broker.wire.listen"},
+		{"level", "log:\n  level: loud\n", `jmq.yaml line 2: log.level: "loud" must be one of [debug info warn error]`},
+		{"not yaml", "broker: [\n", "jmq.yaml: line "},
+		{"a list", "- broker\n", "jmq.yaml line 1: must be a tree of keys"},
+		{"text", "hello\n", "jmq.yaml line 1: must be a tree of keys"},
+		{"two documents", "log:\n---\nlog:\n", "jmq.yaml: has more than one document"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := loadTest(t, c.content, nil)
+			if err == nil || exitCode(err) != exitUsage || len(splitErrors(err)) != 1 || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v (exit %d), want one line with %q", err, exitCode(err), c.want)
+			}
+		})
+	}
+	// Several errors are all told, each on its line.
+	_, err := loadTest(t, "brokr: 1\nlog:\n  level: 5\n  form: x\n", []string{"JMQ_NONSENSE=1"})
+	if n := len(splitErrors(unwrapOnce(err))); n != 4 {
+		t.Errorf("%d errors, want 4: %v", n, err)
+	}
+}
+
+func unwrapOnce(err error) error {
+	if c, ok := err.(*codedError); ok {
+		return c.err
+	}
+	return err
+}
+
+// Each key is refused with a wrong value from the environment and as a flag, and the place is named.
+func TestConfigEachKeyWrong(t *testing.T) {
+	wrong := map[string]string{
+		"broker.name": "a b", "broker.brokerGroup": "a/b", "broker.wire.listen": "nowhere", "broker.admin.listen": ":1", "log.level": "x", "log.format": "xml",
+	}
+	for _, k := range configKeys() {
+		if k.name == "broker.data" {
+			continue // any text may be a folder; it is refused when it cannot be one
+		}
+		value, ok := wrong[k.name]
+		if !ok {
+			value = "wrong"
+		}
+		_, err := loadTest(t, "", []string{k.env() + "=" + value})
+		if err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), k.env()+": "+k.name+": ") {
+			t.Errorf("%s=%s: %v (exit %d), want a usage error naming the variable and the key", k.env(), value, err, exitCode(err))
+		}
+		_, err = loadTest(t, "", nil, "--"+k.name, value)
+		if err == nil || !strings.Contains(err.Error(), "--"+k.name) {
+			t.Errorf("--%s %s: %v, want an error naming the flag", k.name, value, err)
+		}
+	}
+}
+
+// A variable that means nothing is an error, also the name of a section; those of the tests are left alone.
+func TestConfigUnknownEnv(t *testing.T) {
+	for env, want := range map[string]string{
+		"JMQ_BROKER_NAM=x":     "unknown variable JMQ_BROKER_NAM; did you mean JMQ_BROKER_NAME?",
+		"JMQ_BROKER_JOURNAL=x": "unknown variable JMQ_BROKER_JOURNAL",
+		"JMQ_=x":               "unknown variable JMQ_",
+		"JMQ_BROKER_NAME_=":    "unknown variable JMQ_BROKER_NAME_",
+	} {
+		_, err := loadTest(t, "", []string{env})
+		if err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", env, err, want)
+		}
+	}
+}
+
+// A missing or unreadable file that was asked for is an error naming it; a folder in its place too.
+func TestConfigMissingFile(t *testing.T) {
+	for _, file := range []string{filepath.Join(t.TempDir(), "none.yaml"), t.TempDir()} {
+		var out, errs bytes.Buffer
+		code := execute(context.Background(), []string{"config", "check", "--config", file}, nil, &out, &errs)
+		if code != exitUsage || !strings.Contains(errs.String(), file) || strings.Count(errs.String(), "\n") != 1 {
+			t.Errorf("--config %s: exit %d, %q", file, code, errs.String())
+		}
+	}
+}
+
+// FuzzConfigFile shows that no file crashes the reader and that each error is one line.
+func FuzzConfigFile(f *testing.F) {
+	f.Add("broker:\n  name: x\n")
+	f.Add("a: &a [*a]\n")
+	f.Add("broker: &b\n  journal: *b\n")
+	f.Fuzz(func(t *testing.T, content string) {
+		_, errs := checkConfigFile("jmq.yaml", []byte(content), configKeys())
+		for _, err := range errs {
+			if strings.Count(oneLine(err), "\n") != 0 || !strings.HasPrefix(err.Error(), "jmq.yaml") {
+				t.Errorf("%q", err)
+			}
+		}
+	})
+}

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"github.com/jmqio/jmq/server"
+	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/store/local"
+)
+
+func journalCommand() *cobra.Command {
+	var output string
+	var quiet bool
+	verify := &cobra.Command{
+		Use: "verify FOLDER", Short: "Read a journal from end to end and say what is in it, and whether it is whole", Args: cobra.ExactArgs(1),
+		Long: `Read the journal in a data folder from its first byte to its last, and say what was checked. It changes nothing; the broker of the
+folder must be stopped. Exit code 1 when there is damage.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return verifyJournal(cmd, args[0], output, quiet)
+		},
+	}
+	outputFlag(verify, &output)
+	verify.Flags().BoolVarP(&quiet, "quiet", "q", false, "no progress")
+	j := &cobra.Command{Use: "journal", Short: "Look into a stopped broker's journal"}
+	j.AddCommand(verify)
+	return j
+}
+
+// verifyResult is the stable form of a journal.Report.
+type verifyResult struct {
+	Folder       string       `json:"folder"`
+	Whole        bool         `json:"whole"`
+	StoreID      string       `json:"storeId"`
+	Segments     int          `json:"segments"`
+	Spares       int          `json:"spares"`
+	Records      int64        `json:"records"`
+	Bytes        int64        `json:"bytes"`
+	Kinds        []kindResult `json:"kinds"`
+	Epochs       []string     `json:"epochs"`
+	Begin        uint64       `json:"begin"`
+	End          uint64       `json:"end"`
+	Proven       uint64       `json:"proven"`
+	TornBytes    int64        `json:"tornBytes"`
+	TornSegments int          `json:"tornSegments"`
+	Damage       string       `json:"damage,omitempty"`
+}
+
+type kindResult struct {
+	Kind    string `json:"kind"`
+	Records int64  `json:"records"`
+	Bytes   int64  `json:"bytes"`
+}
+
+func verifyJournal(cmd *cobra.Command, folder, output string, quiet bool) error {
+	dir := filepath.Join(folder, "journal")
+	if err := checkVerifiable(folder, dir); err != nil {
+		return err
+	}
+	if free, err := lockStopped(folder); err != nil {
+		return err
+	} else if free != nil {
+		defer free.Close()
+	}
+	ctx := cmd.Context()
+	bar := newProgress(cmd.ErrOrStderr(), "verify", true, quiet)
+	defer bar.close()
+	type answer struct {
+		report journal.Report
+		err    error
+	}
+	done := make(chan answer, 1)
+	go func() { // reads only, so Ctrl-C may leave it behind
+		r, err := journal.Verify(vfs.Default, dir, 0, bar.set)
+		done <- answer{r, err}
+	}()
+	var a answer
+	select {
+	case a = <-done:
+	case <-ctx.Done():
+		return errors.New("stopped before the end; nothing was changed, start it again to read from the beginning")
+	}
+	bar.close()
+	if a.err != nil {
+		return a.err
+	}
+	v := resultOf(absolute(dir), a.report)
+	if v.Segments == 0 {
+		return &codedError{exitNotFound, fmt.Errorf("%s has no segments: nothing to verify", v.Folder)}
+	}
+	if err := printVerify(cmd.OutOrStdout(), output, v); err != nil {
+		return err
+	}
+	if a.report.Damage != nil {
+		return fmt.Errorf("damaged: %w; keep a copy of the folder before anything else", a.report.Damage)
+	}
+	return nil
+}
+
+// checkVerifiable says what is wrong with the folder before anything is read.
+func checkVerifiable(folder, dir string) error {
+	info, err := os.Stat(folder)
+	if err == nil && !info.IsDir() {
+		return usagef("%s is a file; give the data folder of a broker", folder)
+	}
+	if err == nil {
+		_, err = os.Stat(dir)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return &codedError{exitNotFound, fmt.Errorf("%s has no journal; give the data folder of a broker, such as ./jmq-data", folder)}
+	}
+	return err
+}
+
+// lockStopped makes sure that no broker has the folder open, and keeps it so until the lock is closed. On media that
+// cannot be written there is no lock, and none is needed.
+func lockStopped(folder string) (io.Closer, error) {
+	real, err := filepath.EvalSymlinks(absolute(folder))
+	if err != nil {
+		return nil, err
+	}
+	name := filepath.Join(real, "LOCK")
+	if _, err := os.Stat(name); err != nil {
+		return nil, nil // never opened by a broker: a copy of the journal alone
+	}
+	lock, err := vfs.Default.Lock(name)
+	switch {
+	case err == nil:
+		return lock, nil
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
+		return nil, nil
+	}
+	return nil, server.FolderError(real, local.ErrInUse)
+}
+
+func resultOf(dir string, r journal.Report) verifyResult {
+	v := verifyResult{
+		Folder: dir, Whole: r.Damage == nil, StoreID: hex.EncodeToString(r.StoreID[:]), Segments: r.Segments, Spares: r.Spares,
+		Bytes: r.Bytes, Begin: uint64(r.Begin), End: uint64(r.End), Proven: uint64(r.Proven),
+		TornBytes: r.TornBytes, TornSegments: r.TornSegments, Kinds: []kindResult{}, Epochs: []string{},
+	}
+	kinds := make([]journal.Kind, 0, len(r.Records))
+	for k := range r.Records {
+		kinds = append(kinds, k)
+	}
+	slices.Sort(kinds)
+	for _, k := range kinds {
+		c := r.Records[k]
+		v.Records += c.Records
+		v.Kinds = append(v.Kinds, kindResult{k.String(), c.Records, c.Bytes})
+	}
+	for _, e := range r.Epochs {
+		v.Epochs = append(v.Epochs, fmt.Sprintf("%v from %d", e.Epoch, e.Position))
+	}
+	if r.Damage != nil {
+		v.Damage = r.Damage.Error()
+	}
+	return v
+}
+
+func printVerify(w io.Writer, output string, v verifyResult) error {
+	l := listing{header: []string{"kind", "records", "bytes"}, data: v}
+	for _, k := range v.Kinds {
+		l.rows = append(l.rows, []any{k.Kind, k.Records, k.Bytes})
+	}
+	if output != "table" {
+		return printListing(w, output, l)
+	}
+	var b strings.Builder
+	line := func(what, format string, args ...any) {
+		fmt.Fprintf(&b, "%-10s"+format+"\n", append([]any{what}, args...)...)
+	}
+	line("journal", "%s of store %s", v.Folder, v.StoreID)
+	line("checked", "%d segments (header, name, store, and that each begins where the one before ends), %s records with %s", v.Segments, humanize.Comma(v.Records), humanize.IBytes(uint64(v.Bytes)))
+	line("", "of each record: checksum, position, epoch, and the durable end that it claims")
+	line("positions", "[%d, %d), known to be on disk below %d", v.Begin, v.End, v.Proven)
+	line("epochs", "%d: %s", len(v.Epochs), shorten(v.Epochs))
+	line("spares", "%d prepared files", v.Spares)
+	switch {
+	case v.Damage != "":
+		line("result", "DAMAGED; whole below position %d", v.End)
+	case v.TornBytes > 0 || v.TornSegments > 0:
+		line("result", "whole; after its end there is a torn tail of %d bytes and %d segments, which the next start cuts (a kill leaves that)", v.TornBytes, v.TornSegments)
+	default:
+		line("result", "whole, to the last byte")
+	}
+	b.WriteString("\n")
+	if _, err := io.WriteString(w, b.String()); err != nil {
+		return err
+	}
+	return printListing(w, output, l)
+}
+
+// shorten names the first and the last of many.
+func shorten(s []string) string {
+	const shown = 6
+	if len(s) <= shown {
+		return strings.Join(s, ", ")
+	}
+	return strings.Join(s[:shown/2], ", ") + ", ..., " + strings.Join(s[len(s)-shown/2:], ", ")
+}

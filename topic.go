@@ -1,0 +1,149 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/jmqio/jmq/wire"
+)
+
+func topicCommand() *cobra.Command {
+	topic := &cobra.Command{Use: "topic", Short: "Make and list topics"}
+	topic.AddCommand(topicCreateCommand(), topicListCommand())
+	return topic
+}
+
+// topicInfo is the stable form of a topic.
+type topicInfo struct {
+	Name       string    `json:"name"`
+	ID         uint64    `json:"id"`
+	Partitions uint32    `json:"partitions"`
+	CreatedAt  time.Time `json:"createdAt"`
+}
+
+func listTopics(topics []*wire.Topic) listing {
+	l := listing{header: []string{"name", "partitions", "id", "created at"}, empty: "no topics; make one with: jmq topic create NAME"}
+	data := []topicInfo{}
+	for _, t := range topics {
+		at := time.Unix(0, t.CreatedNs)
+		data = append(data, topicInfo{t.Name, t.Id, t.Partitions, at})
+		l.rows = append(l.rows, []any{t.Name, t.Partitions, t.Id, at.Format(time.RFC3339)})
+	}
+	l.data = data
+	return l
+}
+
+func topicCreateCommand() *cobra.Command {
+	var c connection
+	var partitions uint32
+	var output string
+	cmd := &cobra.Command{
+		Use: "create NAME", Short: "Make a topic", Args: cobra.ExactArgs(1),
+		Long: `Make a topic. The same topic again is no error; the same name with another number of partitions is.
+
+The number of partitions is the most consumers of one group that can work at the same time. It cannot be changed later.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := wire.CheckTopic(args[0]); err != nil {
+				return usageError(err)
+			}
+			return c.call(cmd, func(ctx context.Context, admin wire.Admin) error {
+				r, err := admin.CreateTopic(ctx, &wire.CreateTopicRequest{Topic: args[0], Partitions: partitions})
+				if err != nil {
+					return err
+				}
+				return printListing(cmd.OutOrStdout(), output, listTopics([]*wire.Topic{r.Topic}))
+			})
+		},
+	}
+	c.flags(cmd.Flags())
+	cmd.Flags().Uint32VarP(&partitions, "partitions", "p", 8, "number of partitions")
+	outputFlag(cmd, &output)
+	return cmd
+}
+
+func topicListCommand() *cobra.Command {
+	var c connection
+	var output string
+	cmd := &cobra.Command{
+		Use: "ls", Short: "List topics", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.call(cmd, func(ctx context.Context, admin wire.Admin) error {
+				r, err := admin.ListTopics(ctx, &wire.ListTopicsRequest{})
+				if err != nil {
+					return err
+				}
+				slices.SortFunc(r.Topics, func(a, b *wire.Topic) int { return strings.Compare(a.Name, b.Name) })
+				return printListing(cmd.OutOrStdout(), output, listTopics(r.Topics))
+			})
+		},
+	}
+	c.flags(cmd.Flags())
+	outputFlag(cmd, &output)
+	return cmd
+}
+
+func groupCommand() *cobra.Command {
+	group := &cobra.Command{Use: "group", Short: "Consumer groups"}
+	group.AddCommand(groupLagCommand())
+	return group
+}
+
+// lagInfo is the stable form of where a group stands in a partition.
+type lagInfo struct {
+	Group      string `json:"group"`
+	Topic      string `json:"topic"`
+	Partition  uint32 `json:"partition"`
+	Lag        uint64 `json:"lag"`
+	AckOffset  uint64 `json:"ackOffset"`
+	Consumed   uint64 `json:"consumedAbove"`
+	First      uint64 `json:"first"`
+	End        uint64 `json:"end"`
+	Leased     uint64 `json:"leased"`
+	Member     string `json:"member,omitempty"`
+	Generation uint32 `json:"generation"`
+}
+
+func groupLagCommand() *cobra.Command {
+	var c connection
+	var output string
+	cmd := &cobra.Command{
+		Use: "lag TOPIC [GROUP]", Short: "Say how far behind groups are, by partition", Args: cobra.RangeArgs(1, 2),
+		Long: `Say how far behind the groups of a topic are, by partition: lag is the number of messages that the group has not consumed.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r := &wire.GroupLagRequest{Topic: args[0]}
+			if len(args) == 2 {
+				r.Group = args[1]
+			}
+			return c.call(cmd, func(ctx context.Context, admin wire.Admin) error {
+				lags, err := admin.GroupLag(ctx, r)
+				if err != nil {
+					return err
+				}
+				return printListing(cmd.OutOrStdout(), output, listLags(args[0], lags.Partitions))
+			})
+		},
+	}
+	c.flags(cmd.Flags())
+	outputFlag(cmd, &output)
+	return cmd
+}
+
+func listLags(topic string, lags []*wire.GroupPartition) listing {
+	slices.SortStableFunc(lags, func(a, b *wire.GroupPartition) int { return strings.Compare(a.Group, b.Group) })
+	l := listing{
+		header: []string{"group", "partition", "lag", "ack offset", "first", "end", "leased", "member"},
+		empty:  fmt.Sprintf("no group consumes %s yet", topic),
+	}
+	data := []lagInfo{}
+	for _, p := range lags {
+		data = append(data, lagInfo{p.Group, topic, p.Partition, p.Lag, p.AckOffset, p.Consumed, p.First, p.End, p.Leased, p.Member, p.Generation})
+		l.rows = append(l.rows, []any{p.Group, p.Partition, p.Lag, p.AckOffset, p.First, p.End, p.Leased, p.Member})
+	}
+	l.data = data
+	return l
+}
