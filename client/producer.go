@@ -49,7 +49,7 @@ func (p *Producer) Send(ctx context.Context, m *Message) (Receipt, error) {
 	if err := ctx.Err(); err != nil {
 		return receipt, p.failed(-1, "", 0, err)
 	}
-	deadline := p.deadline(ctx)
+	deadline := time.Now().Add(p.o.timeout)
 	rt, err := p.route(ctx, nil, deadline)
 	if err != nil {
 		return receipt, p.failed(-1, "", 0, err)
@@ -130,7 +130,7 @@ func (p *Producer) SendBatch(ctx context.Context, msgs []*Message) ([]Receipt, e
 		return refuse(wire.Errorf(wire.CodeClosed, "the client was closed"))
 	}
 	defer p.c.sends.leave()
-	deadline := p.deadline(ctx)
+	deadline := time.Now().Add(p.o.timeout)
 	rt, err := p.route(ctx, nil, deadline)
 	if err != nil {
 		return refuse(err)
@@ -198,15 +198,6 @@ func (p *Producer) parts(msgs []*Message, errs []error, rt *route) []batchPart {
 		parts[k].members = append(parts[k].members, i)
 	}
 	return parts
-}
-
-// deadline is when all attempts end.
-func (p *Producer) deadline(ctx context.Context) time.Time {
-	d := time.Now().Add(p.o.timeout)
-	if t, ok := ctx.Deadline(); ok && t.Before(d) {
-		return t
-	}
-	return d
 }
 
 func (p *Producer) id(m *Message) (ulid.ULID, error) {
