@@ -3,6 +3,7 @@ package index
 import (
 	"encoding/binary"
 	"hash/crc32"
+	"slices"
 )
 
 // EntryBytes is the size of an entry in a file and in a checkpoint.
@@ -25,7 +26,7 @@ func (k Key) Seed() Seed {
 // AppendEntry appends the 32 bytes of e, which is entry i of the partition that s is of.
 func AppendEntry(b []byte, s Seed, i Index, e *Entry) []byte {
 	n := len(b)
-	b = append(b, make([]byte, EntryBytes)...)
+	b = slices.Grow(b, EntryBytes)[:n+EntryBytes]
 	p := b[n : n+EntryBytes : n+EntryBytes]
 	binary.LittleEndian.PutUint64(p[0:], e.Position)
 	binary.LittleEndian.PutUint64(p[8:], uint64(e.Stored))

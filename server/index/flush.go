@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"sort"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -76,7 +77,7 @@ func (s *Set) choose() []flushing {
 	}
 	if rest > s.opt.TailBytesMax {
 		sort.Slice(short, func(i, j int) bool { return len(short[i].tail) > len(short[j].tail) })
-		for _, f := range short {
+		for _, f := range short[:min(len(short), s.opt.FlushFilesMax)] {
 			if rest <= s.opt.TailBytesMax/2 { // well below, so that the next Flush does not begin again
 				break
 			}
@@ -91,7 +92,7 @@ func (s *Set) choose() []flushing {
 func (s *Set) write(f *flushing, buf []byte) ([]byte, error) {
 	path := s.files.path(f.p.key)
 	offset := offsetOf(f.from)
-	buf = buf[:0]
+	buf = slices.Grow(buf[:0], headerBytes+len(f.tail)*EntryBytes)
 	if f.from == 0 {
 		offset = 0
 		h := header{Version: Version, StoreID: s.opt.StoreID, Key: f.p.key}
@@ -124,6 +125,9 @@ func (s *Set) write(f *flushing, buf []byte) ([]byte, error) {
 	return buf, nil
 }
 
+// tailKeptMax is the largest array, in entries, that a partition keeps over a flush: 1 MiB.
+const tailKeptMax = 1 << 20 / EntryBytes
+
 // done lets the entries that are on disk leave memory.
 func (f *flushing) done() {
 	p := f.p
@@ -135,7 +139,8 @@ func (f *flushing) done() {
 	p.flushed += Index(len(f.tail))
 	p.fileLast = f.tail[len(f.tail)-1].Stored
 	rest := p.tail[len(f.tail):]
-	if cap(p.tail) > 4*(len(rest)+ChunkEntries) {
+	// A busy partition keeps its array, up to a size; one that was busy once does not.
+	if cap(p.tail) > 4*(len(rest)+ChunkEntries) && (len(f.tail) < cap(p.tail)/2 || cap(p.tail) > tailKeptMax) {
 		p.tail = append(make([]Entry, 0, len(rest)+ChunkEntries), rest...)
 	} else {
 		p.tail = p.tail[:copy(p.tail, rest)] // no snapshot is being read: work is held

@@ -22,6 +22,9 @@ type Options struct {
 	// TailBytesMax is what the tails may take together after a Flush: beyond it shorter ones are moved too, longest first, by
 	// whole chunks; 0: 64 MiB.
 	TailBytesMax int64
+	// FlushFilesMax is how many of the shorter ones one Flush moves, each of which costs a sync; 0: 2000. With more
+	// partitions than that the tails may pass TailBytesMax for a while.
+	FlushFilesMax int
 }
 
 func (o Options) withDefaults() Options {
@@ -37,6 +40,9 @@ func (o Options) withDefaults() Options {
 	o.FlushEntries = max(o.FlushEntries, ChunkEntries)
 	if o.TailBytesMax <= 0 {
 		o.TailBytesMax = 64 << 20
+	}
+	if o.FlushFilesMax <= 0 {
+		o.FlushFilesMax = 2000
 	}
 	return o
 }

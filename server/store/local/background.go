@@ -27,6 +27,8 @@ type background struct {
 		repairs  map[index.Key]bool // wanted; false: was tried in vain, and is not tried again
 		position journal.Position   // of the newest checkpoint
 		size     int64              // of the newest checkpoint
+		took     time.Duration
+		held     time.Duration
 		written  int64
 		failed   int64
 		repaired int64
@@ -70,6 +72,7 @@ func (b *background) metrics(m *Metrics) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	m.Checkpoint, m.CheckpointBytes = b.mu.position, b.mu.size
+	m.CheckpointTook, m.CheckpointHeld = b.mu.took, b.mu.held
 	m.Checkpoints, m.CheckpointErrors, m.Repairs = b.mu.written, b.mu.failed, b.mu.repaired
 }
 
@@ -129,9 +132,11 @@ func (s *Store) checkpoint() error {
 		return err
 	}
 
+	begin := time.Now()
 	h := checkpointHeader{StoreID: s.folder.storeID, Created: s.opt.Now().UnixNano()}
 	ends := make([]int, 0, len(s.tables))
 	s.apply.Lock()
+	locked := time.Now()
 	err, since := s.apply.err, s.apply.since
 	h.Position, h.Epoch = s.apply.end, s.apply.epoch
 	states := b.buf[:0]
@@ -145,6 +150,7 @@ func (s *Store) checkpoint() error {
 		}
 	}
 	s.apply.Unlock()
+	held := time.Since(locked)
 	b.buf = states
 	if err != nil || same {
 		return err
@@ -174,6 +180,7 @@ func (s *Store) checkpoint() error {
 	s.apply.Unlock()
 	b.mu.Lock()
 	b.mu.position, b.mu.size = h.Position, size
+	b.mu.took, b.mu.held = time.Since(begin), held
 	b.mu.written++
 	b.mu.Unlock()
 	return nil

@@ -29,6 +29,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/journal"
@@ -234,7 +235,9 @@ type Metrics struct {
 	Checkpoints         int64 // written since the start
 	CheckpointErrors    int64 // failed since the start
 	CheckpointBytes     int64 // size of the newest
-	Repairs             int64 // index files that were rebuilt
+	CheckpointTook      time.Duration
+	CheckpointHeld      time.Duration // how long the newest held off appends
+	Repairs             int64         // index files that were rebuilt
 }
 
 func (s *Store) Metrics() Metrics {
