@@ -42,7 +42,7 @@ type ConnOptions struct {
 	WriteTimeout time.Duration
 	// Buffers is where memory comes from. Nil: the connection's own.
 	Buffers *Buffers
-	// Logger gets what ends nothing and nobody else hears of. Nil: nothing is logged.
+	// Logger gets, at level debug, why the connection ended. Nil: nothing is logged.
 	Logger *slog.Logger
 }
 
@@ -202,7 +202,8 @@ func (c *Conn) queueFrame(kind FrameKind, command Command, request uint64, heade
 // first: on Serve's goroutine with the answer, whose slices are valid only meanwhile, or with the *CodeError of an error
 // frame; or, when the connection ends, on the goroutine that ends it, with CodeDisconnected if the request certainly was
 // not sent whole, and CodeUnknown if it may have been. done must not block. An error returned means that nothing was queued
-// and done is never called: CodeBusy (QueueBytesMax), CodeTooLarge, CodeDisconnected.
+// and done is never called: CodeBusy (QueueBytesMax), CodeTooLarge, CodeDisconnected. When the server ends the connection
+// with an error, a hello gets that error.
 func (c *Conn) Start(command Command, header, payload []byte, done func(Frame, error)) (request uint64, err error) {
 	size := frameHeadBytes + len(header) + len(payload)
 	if size > FrameBytesMax {
@@ -211,7 +212,10 @@ func (c *Conn) Start(command Command, header, payload []byte, done func(Frame, e
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if cause := c.ended(); cause != nil {
-		return 0, Errorf(CodeDisconnected, "%v", cause)
+		if e, ok := asCodeError(cause); ok && command == CommandHello {
+			return 0, e
+		}
+		return 0, Errorf(CodeDisconnected, "%v: %v", c.nc.RemoteAddr(), cause)
 	}
 	if waits := c.mu.queued - c.mu.written; waits > 0 && waits+uint64(size) > uint64(c.o.QueueBytesMax) {
 		return 0, Errorf(CodeBusy, "%d bytes wait to be sent to %v", waits, c.nc.RemoteAddr())
@@ -513,13 +517,16 @@ func (c *Conn) Close(err error) {
 	c.mu.Unlock()
 	c.o.Buffers.give(queue)
 	close(c.closed)
+	if c.o.Logger != nil {
+		c.o.Logger.Debug("a connection ended", "peer", c.nc.RemoteAddr(), "err", err)
+	}
 	c.nc.Close() // of a connection that is given up: there is nothing to do about an error
 	for _, p := range pending {
 		switch e, ok := asCodeError(err); {
-		case p.end > sent:
-			p.done(Frame{}, Errorf(CodeDisconnected, "%v: %v", c.nc.RemoteAddr(), err))
 		case ok && p.command == CommandHello: // the server said why it does not want us
 			p.done(Frame{}, e)
+		case p.end > sent:
+			p.done(Frame{}, Errorf(CodeDisconnected, "%v: %v", c.nc.RemoteAddr(), err))
 		default:
 			p.done(Frame{}, Errorf(CodeUnknown, "%v: the connection ended before the answer: %v", c.nc.RemoteAddr(), err))
 		}
@@ -543,25 +550,30 @@ func (c *Conn) Shut(err error) {
 	c.nc.SetReadDeadline(time.Unix(1, 0)) // wakes Serve; an error means that the connection is closed, which does too
 }
 
-// Serve reads until the connection ends, and returns why: io.EOF when the peer closed it between frames. It closes the
-// connection and waits for its goroutine.
+// Serve reads until the connection ends, and returns why: io.EOF when the peer closed it between frames, a *CodeError when
+// what came was not the protocol, or what was given to Shut or Close. It closes the connection and waits for its
+// goroutine.
 func (c *Conn) Serve() error {
 	err := c.serve()
 	c.mu.Lock()
-	if c.mu.shut != nil {
-		err = c.mu.shut
-	}
+	shut := c.mu.shut
 	c.mu.Unlock()
-	if refused := (*refusal)(nil); errors.As(err, &refused) {
-		c.ReplyError(refused.request, refused.command, refused.err)
-		c.linger()
+	refused, ok := errors.AsType[*refusal](err)
+	switch {
+	case ok:
 		err = refused.err
-	} else if c.stopped.Load() {
+		c.ReplyError(refused.request, refused.command, err)
+		c.linger()
+	case shut != nil:
+		err = shut
 		c.linger()
 	}
 	c.Close(err)
 	c.writers.Wait()
 	c.in.drop(c.o.Buffers)
+	if ok || shut != nil {
+		return err // whatever else went wrong on the way out
+	}
 	return c.Err()
 }
 

@@ -69,7 +69,7 @@ var errHeader = Errorf(CodeMalformed, "the header is not a protobuf message")
 // a field with a length. What has another type has its tag only: no header uses one, so it is skipped as unknown.
 func takeField(b []byte) (tag, v uint64, s, rest []byte, err error) {
 	n, t, k := protowire.ConsumeTag(b)
-	if k < 0 {
+	if k < 0 || n > protowire.MaxValidNumber {
 		return 0, 0, nil, nil, errHeader
 	}
 	b = b[k:]
@@ -107,6 +107,7 @@ func AppendProduceRequest(b []byte, r *ProduceRequest) []byte {
 func ParseProduceRequest(r *ProduceRequest, header []byte, names *Names) error {
 	*r = ProduceRequest{}
 	var topic []byte
+	var partition uint64
 	for b := header; len(b) > 0; {
 		tag, v, s, rest, err := takeField(b)
 		if err != nil {
@@ -117,9 +118,7 @@ func ParseProduceRequest(r *ProduceRequest, header []byte, names *Names) error {
 		case 1<<3 | lenField:
 			topic = s
 		case 2<<3 | varField:
-			if r.Partition, err = takePartition(v); err != nil {
-				return err
-			}
+			partition = v
 		case 3<<3 | varField:
 			r.RouteVersion = v
 		case 4<<3 | varField:
@@ -127,7 +126,9 @@ func ParseProduceRequest(r *ProduceRequest, header []byte, names *Names) error {
 		}
 	}
 	var err error
-	r.Topic, err = names.topic(topic)
+	if r.Topic, err = names.topic(topic); err == nil {
+		r.Partition, err = takePartition(partition)
+	}
 	return err
 }
 
@@ -248,6 +249,7 @@ func AppendFetchResponse(b []byte, r *FetchResponse) []byte {
 // ParseFetchResponse reads a header into r, all but r.Batches.
 func ParseFetchResponse(r *FetchResponse, header []byte) error {
 	*r = FetchResponse{}
+	var partition uint64
 	for b := header; len(b) > 0; {
 		tag, v, _, rest, err := takeField(b)
 		if err != nil {
@@ -258,9 +260,7 @@ func ParseFetchResponse(r *FetchResponse, header []byte) error {
 		case 1<<3 | varField:
 			r.Lease = v
 		case 2<<3 | varField:
-			if r.Partition, err = takePartition(v); err != nil {
-				return err
-			}
+			partition = v
 		case 3<<3 | varField:
 			r.From = v
 		case 4<<3 | varField:
@@ -271,7 +271,9 @@ func ParseFetchResponse(r *FetchResponse, header []byte) error {
 			r.Epoch = v
 		}
 	}
-	return nil
+	var err error
+	r.Partition, err = takePartition(partition)
+	return err
 }
 
 // AppendAckRequest appends the header of r.
@@ -329,6 +331,7 @@ func ParseAckRequest(r *AckRequest, header []byte, names *Names) error {
 }
 
 func parseAckItem(item *AckRange, b []byte) error {
+	var partition, outcome uint64
 	for len(b) > 0 {
 		tag, v, _, rest, err := takeField(b)
 		if err != nil {
@@ -337,9 +340,7 @@ func parseAckItem(item *AckRange, b []byte) error {
 		b = rest
 		switch tag {
 		case 1<<3 | varField:
-			if item.Partition, err = takePartition(v); err != nil {
-				return err
-			}
+			partition = v
 		case 2<<3 | varField:
 			item.Lease = v
 		case 3<<3 | varField:
@@ -347,13 +348,16 @@ func parseAckItem(item *AckRange, b []byte) error {
 		case 4<<3 | varField:
 			item.To = v
 		case 5<<3 | varField:
-			if uint32(v) > uint32(Expired) {
-				return Errorf(CodeInvalid, "unknown outcome %d", uint32(v))
-			}
-			item.Outcome = Outcome(v)
+			outcome = v
 		}
 	}
-	return nil
+	if uint32(outcome) > uint32(Expired) {
+		return Errorf(CodeInvalid, "unknown outcome %d", uint32(outcome))
+	}
+	item.Outcome = Outcome(outcome)
+	var err error
+	item.Partition, err = takePartition(partition)
+	return err
 }
 
 // AppendAckResponse appends the header of r.

@@ -411,21 +411,22 @@ func TestLargeFrames(t *testing.T) {
 		if _, err := io.ReadFull(nc, head[:]); err != nil {
 			t.Fatal(err)
 		}
-		f, size, _ := wire.ParseFrame(head[:], wire.FrameBytesMax)
+		_, size, _ := wire.ParseFrame(head[:], wire.FrameBytesMax)
 		rest := make([]byte, size-20)
 		if _, err := io.ReadFull(nc, rest); err != nil {
 			t.Fatal(err)
 		}
-		f, _, _ = wire.ParseFrame(append(head[:], rest...), wire.FrameBytesMax)
+		f, _, _ := wire.ParseFrame(append(head[:], rest...), wire.FrameBytesMax)
 		return f
 	}
 	if _, err := nc.Write(b[:last-1000]); err != nil {
 		t.Fatal(err)
 	}
-	if f := read(); f.Request != 1 || f.Kind != wire.KindResponse {
+	f := read()
+	if f.Request != 1 || f.Kind != wire.KindResponse {
 		t.Fatalf("hello: %+v", f)
 	}
-	f := read()
+	f = read()
 	if f.Request != 2 || f.Kind != wire.KindError {
 		t.Fatalf("too large: %+v", f)
 	}

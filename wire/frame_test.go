@@ -1,0 +1,277 @@
+package wire
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestParseFrame judges heads at and around each bound, and shows that a verdict needs no more bytes than those judged.
+func TestParseFrame(t *testing.T) {
+	head := func(length uint32, version, kind byte, header uint32) []byte {
+		b := binary.LittleEndian.AppendUint32(nil, length)
+		b = append(b, version, kind, 10, 0, 7, 0, 0, 0, 0, 0, 0, 0)
+		return binary.LittleEndian.AppendUint32(b, header)
+	}
+	for _, c := range []struct {
+		name string
+		b    []byte
+		size int
+		code Code
+	}{
+		{"nothing", nil, 0, CodeOK},
+		{"three bytes", []byte{0, 0, 0}, 0, CodeOK},
+		{"smallest", head(16, 1, 1, 0), 20, CodeOK},
+		{"length 15", head(15, 1, 1, 0)[:4], 0, CodeMalformed},
+		{"length 0", head(0, 1, 1, 0)[:4], 0, CodeMalformed},
+		{"length at the bound", head(996, 1, 1, 0), 1000, CodeOK},
+		{"length over the bound", head(997, 1, 1, 0), 1001, CodeTooLarge},
+		{"the same, head not whole", head(997, 1, 1, 0)[:19], 0, CodeOK},
+		{"length that nobody writes", head(64<<20-3, 1, 1, 0)[:4], 0, CodeMalformed},
+		{"length 2^31", head(1<<31, 1, 1, 0)[:4], 0, CodeMalformed},
+		{"length -1", head(1<<32-1, 1, 1, 0)[:4], 0, CodeMalformed},
+		{"version 0", head(16, 0, 1, 0)[:5], 0, CodeUnsupportedVersion},
+		{"version 2", head(16, 2, 1, 0)[:5], 0, CodeUnsupportedVersion},
+		{"kind 0", head(16, 1, 0, 0), 0, CodeMalformed},
+		{"kind 5", head(16, 1, 5, 0), 0, CodeMalformed},
+		{"header as long as the frame", head(26, 1, 1, 10), 30, CodeOK},
+		{"header longer than the frame", head(26, 1, 1, 11), 0, CodeMalformed},
+		{"header -1", head(26, 1, 1, 1<<32-1), 0, CodeMalformed},
+	} {
+		f, size, err := ParseFrame(c.b, 1000)
+		code := CodeOK
+		if err != nil {
+			code = err.Code
+		}
+		if code != c.code || size != c.size {
+			t.Errorf("%s: size %d %v, want %d %v", c.name, size, err, c.size, c.code)
+		}
+		if size > 0 && (f.Request != 7 || f.Command != CommandProduce) {
+			t.Errorf("%s: %+v", c.name, f)
+		}
+	}
+}
+
+// TestErrorHeader shows what becomes of errors on their way, with and without a code.
+func TestErrorHeader(t *testing.T) {
+	for _, c := range []struct {
+		in   error
+		want CodeError
+	}{
+		{&CodeError{CodeBusy, "m", 3 * time.Second}, CodeError{CodeBusy, "m", 3 * time.Second}},
+		{&CodeError{CodeBusy, "m", time.Microsecond}, CodeError{CodeBusy, "m", time.Millisecond}},
+		{fmt.Errorf("wrapped: %w", Errorf(CodeNoSpace, "full")), CodeError{CodeNoSpace, "full", 0}},
+		{errors.New("plain"), CodeError{CodeInternal, "plain", 0}},
+		{Errorf(CodeInvalid, "bytes \xff"), CodeError{CodeInvalid, "bytes ?", 0}},
+		{Errorf(CodeInvalid, "%s", strings.Repeat("订", 2000)), CodeError{CodeInvalid, strings.Repeat("订", 341) + "?", 0}},
+		{&CodeError{Code: 60_000}, CodeError{60_000, "", 0}},
+	} {
+		if got := ParseError(AppendError(nil, c.in)); *got != c.want {
+			t.Errorf("%v: got %#v, want %#v", c.in, *got, c.want)
+		}
+	}
+	for _, b := range [][]byte{nil, {0xff}, {0x08, 0}} {
+		if got := ParseError(b); got.Code != CodeMalformed {
+			t.Errorf("%x: %v", b, got)
+		}
+	}
+}
+
+// readFrames is what a peer sees of the bytes b that come in pieces: the frames, and why it ended.
+func readFrames(b []byte, pieces []byte) (frames []Frame, err error) {
+	near, far := net.Pipe()
+	c := NewConn(far, ConnOptions{FrameBytesMax: 4096, Handler: func(_ *Conn, f Frame) {
+		f.Header, f.Payload = bytes.Clone(f.Header), bytes.Clone(f.Payload)
+		frames = append(frames, f)
+	}})
+	go io.Copy(io.Discard, near)
+	go func() {
+		for len(b) > 0 {
+			n := len(b)
+			if len(pieces) > 0 {
+				n = min(n, 1+int(pieces[0]))
+				pieces = pieces[1:]
+			}
+			if _, err := near.Write(b[:n]); err != nil {
+				return
+			}
+			b = b[n:]
+		}
+		near.Close()
+	}()
+	err = c.Serve()
+	near.Close()
+	return frames, err
+}
+
+// FuzzFrame reads any bytes, in any pieces, through a connection: the frames are those that ParseFrame finds in the whole,
+// they are written back as the same bytes, and what is wrong ends the connection with the same code.
+func FuzzFrame(f *testing.F) {
+	ping := AppendFrame(nil, Frame{Kind: KindRequest, Command: CommandPing, Request: 1})
+	f.Add(ping, []byte{0, 1, 2})
+	f.Add(AppendFrame(ping, Frame{Kind: KindPush, Command: 9, Header: []byte("header"), Payload: bytes.Repeat([]byte("p"), 3000)}), []byte{19, 255, 200})
+	f.Add(AppendFrame(ping, Frame{Kind: KindRequest, Payload: make([]byte, 5000)}), []byte{})
+	f.Add(AppendFrame(nil, Frame{Kind: KindError, Header: AppendError(nil, Errorf(CodeTooMany, "x"))}), []byte{})
+	f.Add([]byte("GET / HTTP/1.1\r\n"), []byte{3})
+	f.Fuzz(func(t *testing.T, b, pieces []byte) {
+		var want []Frame
+		var wantErr *CodeError
+		rest := b
+		for {
+			var g Frame
+			var size int
+			g, size, wantErr = ParseFrame(rest, 4096)
+			if wantErr != nil || size == 0 || size > len(rest) {
+				break
+			}
+			if back := AppendFrame(nil, g); !bytes.Equal(back, rest[:size]) {
+				t.Fatalf("read %x, written %x", rest[:size], back)
+			}
+			rest = rest[size:]
+			if g.Kind == KindError && g.Request == 0 {
+				wantErr = ParseError(g.Header)
+				break
+			}
+			if g.Kind == KindRequest || g.Kind == KindPush {
+				want = append(want, g)
+			}
+		}
+		got, err := readFrames(b, pieces)
+		if len(got) != len(want) {
+			t.Fatalf("%d frames, want %d", len(got), len(want))
+		}
+		for i := range got {
+			if !bytes.Equal(AppendFrame(nil, got[i]), AppendFrame(nil, want[i])) {
+				t.Fatalf("frame %d: got %+v, want %+v", i, got[i], want[i])
+			}
+		}
+		switch e, _ := asCodeError(err); {
+		case wantErr != nil:
+			if e == nil || e.Code != wantErr.Code {
+				t.Fatalf("ended by %v, want %v", err, wantErr)
+			}
+		case len(rest) == 0:
+			if err != io.EOF {
+				t.Fatalf("ended by %v, want EOF", err)
+			}
+		case !errors.Is(err, io.ErrUnexpectedEOF):
+			t.Fatalf("ended by %v, want an unexpected EOF", err)
+		}
+	})
+}
+
+// TestFramePieces is FuzzFrame's check for a stream of valid frames of all sizes, cut at random.
+func TestFramePieces(t *testing.T) {
+	r := newRand(t)
+	for range 50 {
+		var b []byte
+		n := r.IntN(30)
+		for i := range n {
+			b = AppendFrame(b, Frame{Kind: KindRequest, Command: CommandFetch, Request: uint64(i), Header: make([]byte, r.IntN(50)), Payload: bytes.Repeat([]byte{byte(i)}, r.IntN(4000))})
+		}
+		pieces := make([]byte, r.IntN(400))
+		for i := range pieces {
+			pieces[i] = byte(r.Uint32())
+		}
+		frames, err := readFrames(b, pieces)
+		if len(frames) != n || err != io.EOF {
+			t.Fatalf("%d frames of %d, %v", len(frames), n, err)
+		}
+		for i, f := range frames {
+			if f.Request != uint64(i) || bytes.Count(f.Payload, []byte{byte(i)}) != len(f.Payload) {
+				t.Fatalf("frame %d: %+v", i, f)
+			}
+		}
+	}
+}
+
+// FuzzBatch reads any bytes as a batch: nothing panics, nothing more than the header says is decompressed, and messages that
+// are accepted can be sent again.
+func FuzzBatch(f *testing.F) {
+	r := newRand(f)
+	var c Codec
+	for compression := CompressionNone; compression <= CompressionSnappy; compression++ {
+		b, err := c.AppendBatch(nil, [16]byte{1}, 2, compression, []Message{randomMessage(r), {Body: bytes.Repeat([]byte("order "), 100), Tag: "t"}})
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		batch, err := ParseBatch(b)
+		if err != nil {
+			if _, ok := asCodeError(err); !ok {
+				t.Fatalf("%v has no code", err)
+			}
+			return
+		}
+		infos, infoErr := batch.MessageInfos(nil)
+		raw, err := c.Messages(batch, nil)
+		if err != nil {
+			wantCode(t, err, CodeCorrupt)
+			return
+		}
+		if len(raw) != batch.RawSize() {
+			t.Fatalf("%d bytes decompressed, the header says %d", len(raw), batch.RawSize())
+		}
+		msgs, err := decode(&c, batch)
+		if batch.Compression() == CompressionNone && (err == nil) != (infoErr == nil) && CodeOf(infoErr) != CodeInvalid {
+			t.Fatalf("infos %v, messages %v", infoErr, err)
+		}
+		if err != nil {
+			return
+		}
+		if len(msgs) != batch.Count() || (infoErr == nil && len(infos) != batch.Count()) {
+			t.Fatalf("%d messages and %d infos of %d", len(msgs), len(infos), batch.Count())
+		}
+		again, err := AppendBatch(nil, batch.Producer(), batch.Sequence(), msgs)
+		if err != nil {
+			wantCode(t, err, CodeInvalid) // a header twice, or one that is reserved
+			return
+		}
+		if got, err := decode(&c, Batch(again)); err != nil || len(got) != len(msgs) {
+			t.Fatalf("sent again: %v", err)
+		}
+	})
+}
+
+// TestPeersError shows that an error without a request ends the connection with its code, and what requests in flight
+// learn.
+func TestPeersError(t *testing.T) {
+	near, far := net.Pipe()
+	c := serve(t, NewConn(far, ConnOptions{}))
+	results := make(chan error, 2)
+	for _, command := range []Command{CommandHello, CommandProduce} {
+		if _, err := c.Start(command, nil, nil, func(_ Frame, err error) { results <- fmt.Errorf("%d: %w", command, err) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.Flush()
+	if _, err := io.ReadFull(near, make([]byte, 40)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Written(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := near.Write(AppendFrame(nil, Frame{Kind: KindError, Header: AppendError(nil, Errorf(CodeTooMany, "full"))})); err != nil {
+		t.Fatal(err)
+	}
+	<-c.Closed()
+	wantCode(t, c.Err(), CodeTooMany)
+	for range 2 {
+		err := <-results
+		want := CodeUnknown
+		if strings.HasPrefix(err.Error(), "1:") {
+			want = CodeTooMany
+		}
+		wantCode(t, err, want)
+	}
+	near.Close()
+}
