@@ -78,7 +78,7 @@ func sameMessages(got, want []Message) bool {
 func TestBatchRoundTrip(t *testing.T) {
 	r := newRand(t)
 	var c Codec
-	for range 200 {
+	for range 60 {
 		for compression := CompressionNone; compression <= CompressionSnappy; compression++ {
 			msgs := randomMessages(r)
 			b, err := c.AppendBatch([]byte("prefix"), [16]byte{1}, 77, compression, msgs)

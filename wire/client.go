@@ -55,7 +55,7 @@ func (c *Conn) KeepAlive(every time.Duration) {
 			return
 		}
 		readNow := c.bytesRead.Load()
-		if silent++; readNow != read {
+		if silent++; readNow != read || c.Handling() {
 			silent = 0
 		}
 		if silent >= 3 {

@@ -1,5 +1,7 @@
 package wire
 
+import "strconv"
+
 // Command says what a frame asks for. Numbers are never used again.
 type Command uint16
 
@@ -15,6 +17,19 @@ const (
 	CommandListTopics  Command = 31 // ListTopicsRequest -> ListTopicsResponse
 	CommandGroupLag    Command = 32 // GroupLagRequest -> GroupLagResponse
 )
+
+var commandNames = map[Command]string{
+	CommandHello: "hello", CommandPing: "ping", CommandProduce: "produce", CommandFetch: "fetch", CommandAck: "ack",
+	CommandSubscribe: "subscribe", CommandRoute: "route", CommandCreateTopic: "create-topic", CommandListTopics: "list-topics",
+	CommandGroupLag: "group-lag",
+}
+
+func (c Command) String() string {
+	if name, ok := commandNames[c]; ok {
+		return name
+	}
+	return "command-" + strconv.Itoa(int(c))
+}
 
 // Outcome is how a message ended for a group. Numbers are part of the journal's format.
 type Outcome uint8

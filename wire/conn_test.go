@@ -67,7 +67,7 @@ func TestConnCalls(t *testing.T) {
 				for i := range 60 {
 					n := r.IntN(3000)
 					if i%20 == 7 {
-						n = r.IntN(1 << 20)
+						n = r.IntN(1 << 19)
 					}
 					payload := bytes.Repeat([]byte{byte(g), byte(i)}, n/2)
 					header := fmt.Appendf(nil, "header %d %d", g, i)

@@ -90,6 +90,12 @@ func TestNumbers(t *testing.T) {
 			if c.typeName == "Command" && values[i] >= countedCommands {
 				t.Errorf("%s is beyond the commands that are counted", name)
 			}
+			if c.typeName == "Command" {
+				if _, ok := commandNames[Command(values[i])]; !ok {
+					t.Errorf("%s has no name", name)
+				}
+				fmt.Fprintf(&b, " = %v", Command(values[i]))
+			}
 			b.WriteByte('\n')
 		}
 		if c.typeName == "Code" && len(Traits) != len(names) {

@@ -140,7 +140,8 @@ type Session struct {
 	ctx    context.Context // ends with the session; carries the peer after the hello
 	cancel context.CancelFunc
 	names  Names
-	ready  bool // the hello is done; of the reading goroutine
+	ready  bool        // the hello is done; of the reading goroutine
+	late   *time.Timer // ends the session when no hello comes
 	peer   atomic.Pointer[Peer]
 	begun  time.Time
 	cold   sync.WaitGroup
@@ -201,10 +202,13 @@ func (s *Session) InFlight() int {
 
 // Serve serves the connection until it ends, and returns why. When it returns nothing of the session runs.
 func (s *Session) Serve() error {
-	if err := s.conn.SetReadDeadline(time.Now().Add(s.h.o.HelloTimeout)); err != nil {
-		s.conn.Close(err)
-	}
+	s.late = time.AfterFunc(s.h.o.HelloTimeout, func() {
+		err := Errorf(CodeHelloFirst, "no hello within %v", s.h.o.HelloTimeout)
+		s.conn.ReplyError(0, CommandHello, err)
+		s.conn.Shut(err)
+	})
 	err := s.conn.Serve()
+	s.late.Stop()
 	if e, ok := asCodeError(err); ok {
 		s.h.countError(e.Code)
 	}
@@ -460,7 +464,7 @@ func (s *Session) refuse(f Frame, err error) {
 // hello takes the first frame.
 func (s *Session) hello(f Frame) error {
 	if f.Command != CommandHello {
-		return Errorf(CodeHelloFirst, "command %d before the hello", f.Command)
+		return Errorf(CodeHelloFirst, "%v before the hello", f.Command)
 	}
 	var r HelloRequest
 	if err := proto.Unmarshal(f.Header, &r); err != nil {
@@ -483,8 +487,8 @@ func (s *Session) hello(f Frame) error {
 			return err
 		}
 	}
-	if err := s.conn.SetReadDeadline(time.Time{}); err != nil {
-		return Errorf(CodeInternal, "%v", err)
+	if !s.late.Stop() {
+		return Errorf(CodeHelloFirst, "the hello came too late")
 	}
 	p := &Peer{ClientID: r.ClientId, App: r.App, SDK: r.Sdk, Addr: s.conn.RemoteAddr().String()}
 	s.ctx = WithPeer(s.ctx, p)
@@ -549,7 +553,7 @@ func (s *Session) run(c *call, f Frame) error {
 	case CommandHello:
 		return Errorf(CodeInvalid, "hello was said already")
 	}
-	return Errorf(CodeUnknownCommand, "command %d", f.Command)
+	return Errorf(CodeUnknownCommand, "%v", f.Command)
 }
 
 func firstError(errs ...error) error {

@@ -264,7 +264,7 @@ func (l *Listener) watchSilence() {
 		}
 		for _, s := range l.list() {
 			read := s.Conn().BytesRead()
-			if s.quiet++; read != s.read {
+			if s.quiet++; read != s.read || s.Conn().Handling() {
 				s.read, s.quiet = read, 0
 			}
 			if s.quiet >= 3 && s.Peer() != nil {

@@ -457,15 +457,27 @@ func TestHelloTimeout(t *testing.T) {
 				time.Sleep(time.Second)
 			}
 		})
-		for _, nc := range []net.Conn{silent, slow} {
-			if _, err := io.ReadAll(nc); err != nil {
-				t.Error(err)
-			}
-			if took := time.Since(begin); took != 5*time.Second {
-				t.Errorf("closed after %v", took)
-			}
-			nc.Close()
+		type end struct {
+			b    []byte
+			err  error
+			took time.Duration
 		}
+		ends := make(chan end, 2)
+		for _, nc := range []net.Conn{silent, slow} {
+			go func() { // both must read at once: a pipe's writer waits for its reader
+				b, err := io.ReadAll(nc)
+				ends <- end{b, err, time.Since(begin)}
+			}()
+		}
+		for range 2 {
+			e := <-ends
+			f, _, _ := wire.ParseFrame(e.b, wire.HelloBytesMax)
+			if e.err != nil || e.took != 5*time.Second || f.Kind != wire.KindError || wire.ParseError(f.Header).Code != wire.CodeHelloFirst {
+				t.Errorf("closed after %v: %q %v", e.took, e.b, e.err)
+			}
+		}
+		silent.Close()
+		slow.Close()
 	})
 }
 
@@ -508,6 +520,26 @@ func TestSilence(t *testing.T) {
 			t.Errorf("client closed after %v: %v", took, c.Err())
 		}
 		broker.Close()
+	})
+}
+
+// TestSilenceWhileBusy shows that a client is not blamed for silence while the broker works on its request and so does not
+// read.
+func TestSilenceWhileBusy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pl := newPipeListener()
+		b := &fakeBroker{produce: func(_ context.Context, _ *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) {
+			time.Sleep(time.Minute)
+			done(&wire.ProduceResponse{}, nil)
+		}}
+		start(t, b, wire.HandlerOptions{}, Options{Listener: pl})
+		c := serve(t, pl.dial())
+		if _, err := c.Hello(context.Background(), &wire.HelloRequest{ClientId: "c"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := produce(c); err != nil {
+			t.Error(err)
+		}
 	})
 }
 

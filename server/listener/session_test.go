@@ -486,3 +486,68 @@ func FuzzSession(f *testing.F) {
 		}
 	})
 }
+
+// BenchmarkProduce is round trips of a produce request through a whole session over two loopback connections: the fake
+// broker hands each to a committer, which answers all that came and calls Flush.
+func BenchmarkProduce(b *testing.B) {
+	for _, callers := range []int{1, 8, 64, 256} {
+		b.Run(fmt.Sprint(callers), func(b *testing.B) {
+			type answer func(*wire.ProduceResponse, error)
+			answers := make(chan answer, 1024)
+			var flusher Flusher
+			broker := &fakeBroker{produce: func(_ context.Context, _ *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) {
+				answers <- done
+			}}
+			stopped := make(chan struct{})
+			go func() {
+				defer close(stopped)
+				r := &wire.ProduceResponse{FirstIndex: 1 << 40, StoredNs: 1 << 60}
+				for done := range answers {
+					done(r, nil)
+					for more := true; more; {
+						select {
+						case done, ok := <-answers:
+							if more = ok; ok {
+								done(r, nil)
+							}
+						default:
+							more = false
+						}
+					}
+					flusher.Flush()
+				}
+			}()
+			l := start(b, broker, wire.HandlerOptions{}, Options{Flusher: &flusher})
+			conns := [2]*wire.Conn{dial(b, l, "a"), dial(b, l, "b")}
+			header, payload := produceHeader("orders"), make([]byte, 1200)
+			var left atomic.Int64
+			left.Store(int64(b.N))
+			var wg sync.WaitGroup
+			b.ReportAllocs()
+			b.ResetTimer()
+			for g := range callers {
+				c := conns[g%len(conns)]
+				ready := make(chan error, 1)
+				done := func(_ wire.Frame, err error) { ready <- err }
+				wg.Go(func() {
+					for left.Add(-1) >= 0 {
+						if _, err := c.Start(wire.CommandProduce, header, payload, done); err != nil {
+							b.Error(err)
+							return
+						}
+						c.FlushShared()
+						if err := <-ready; err != nil {
+							b.Error(err)
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+			b.StopTimer()
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "trips/s")
+			close(answers)
+			<-stopped
+		})
+	}
+}
