@@ -1,0 +1,280 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os/signal"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/jmqio/jmq/client"
+	"github.com/jmqio/jmq/server"
+)
+
+const benchTopic, benchGroup = "bench", "bench"
+
+// benchServeBrokerCommand runs a broker with all defaults on free ports.
+func benchServeBrokerCommand() *cobra.Command {
+	var data string
+	cmd := &cobra.Command{
+		Use: "serve-broker", Hidden: true, Args: cobra.NoArgs,
+		Short: "The server of jmq bench produce, consume and e2e",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			c := server.DefaultConfig()
+			c.Broker.Data = data
+			c.Broker.Wire.Listen, c.Broker.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+			s, err := server.New(c)
+			if err != nil {
+				return err
+			}
+			var said sync.WaitGroup
+			defer said.Wait()
+			said.Go(func() {
+				select {
+				case <-s.Ready():
+					fmt.Fprintf(cmd.OutOrStdout(), "listening %s %s\n", s.WireAddress(), s.AdminAddress())
+				case <-ctx.Done():
+				}
+			})
+			err = s.Run(ctx)
+			stop()
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&data, "folder", "", "data folder")
+	return cmd
+}
+
+// brokerUnderTest is a broker that the benchmark talks to: one of its own, or that of --address.
+type brokerUnderTest struct {
+	address string
+	process *process // nil: runs already
+	meter   meter
+}
+
+func startBroker(ctx context.Context, o benchOptions) (*brokerUnderTest, error) {
+	if o.address != "" {
+		return &brokerUnderTest{address: o.address, meter: meter{syncs: func() (int64, error) { return 0, nil }}}, nil
+	}
+	p, err := startProcess(ctx, "bench", "serve-broker", "--folder", o.data)
+	if err != nil {
+		return nil, err
+	}
+	wire, admin, ok := strings.Cut(p.address, " ")
+	if !ok {
+		p.kill()
+		return nil, fmt.Errorf("the broker under measurement said %q instead of two addresses", p.address)
+	}
+	return &brokerUnderTest{address: wire, process: p, meter: meter{
+		pid:   p.cmd.Process.Pid,
+		syncs: func() (int64, error) { return scrape(ctx, admin, "jmq_fsync_duration_seconds_count") },
+	}}, nil
+}
+
+func (b *brokerUnderTest) stop() error {
+	if b.process == nil {
+		return nil
+	}
+	return b.process.stop()
+}
+
+func (b *brokerUnderTest) kill() {
+	if b.process != nil {
+		b.process.kill()
+	}
+}
+
+// scrape reads one metric from an admin port.
+func scrape(ctx context.Context, admin, name string) (int64, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+admin+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		if v, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
+			f, err := strconv.ParseFloat(v, 64)
+			return int64(f), err
+		}
+	}
+	return 0, errors.Join(fmt.Errorf("no metric %s at %s", name, admin), lines.Err())
+}
+
+// benchClient connects and makes sure of the topic.
+func benchClient(ctx context.Context, o benchOptions, address string) (*client.Client, error) {
+	c, err := client.Dial(ctx, address, client.WithApp(benchGroup), client.WithConns(o.connections))
+	if err != nil {
+		return nil, err
+	}
+	if err := c.CreateTopic(ctx, benchTopic, o.partitions); err != nil {
+		return nil, errors.Join(err, c.Close(ctx))
+	}
+	return c, nil
+}
+
+// sender returns the call of one producer.
+func sender(p *client.Producer, o benchOptions) call {
+	body := make([]byte, o.size)
+	if o.batch == 1 {
+		m := &client.Message{Body: body}
+		return func(ctx context.Context) (int, error) {
+			_, err := p.Send(ctx, m)
+			return 1, err
+		}
+	}
+	batch := make([]*client.Message, o.batch)
+	for i := range batch {
+		batch[i] = &client.Message{Body: body}
+	}
+	return func(ctx context.Context) (int, error) {
+		_, err := p.SendBatch(ctx, batch)
+		return len(batch), err
+	}
+}
+
+func benchProduce(ctx context.Context, o benchOptions) (benchResult, error) {
+	return benchBroker(ctx, o, "broker", func(ctx context.Context, c *client.Client, b *brokerUnderTest) (loadResult, error) {
+		p, err := c.Producer(benchTopic)
+		if err != nil {
+			return loadResult{}, err
+		}
+		return load{workers: o.producers, warmUp: o.warmUp, duration: o.duration}.run(ctx, func(int) call { return sender(p, o) }, b.meter.mark)
+	})
+}
+
+// benchConsume stores messages first, as many as the producers can in the time of the measurement, then drains them.
+func benchConsume(ctx context.Context, o benchOptions) (benchResult, error) {
+	return benchBroker(ctx, o, "broker", func(ctx context.Context, c *client.Client, b *brokerUnderTest) (loadResult, error) {
+		p, err := c.Producer(benchTopic)
+		if err != nil {
+			return loadResult{}, err
+		}
+		fill := o
+		fill.batch = min(100, max(1, (1<<20)/o.size))
+		stored, err := load{workers: 8, duration: o.duration}.run(ctx, func(int) call { return sender(p, fill) }, func(bool) {})
+		if err != nil {
+			return loadResult{}, err
+		}
+		g, err := startConsumers(ctx, c, o, client.FromBeginning)
+		if err != nil {
+			return loadResult{}, err
+		}
+		begin := time.Now()
+		b.meter.consumed = g.count.Load
+		b.meter.mark(true)
+		for g.count.Load() < stored.messages && g.err() == nil && ctx.Err() == nil && time.Since(begin) < time.Minute {
+			time.Sleep(time.Millisecond)
+		}
+		b.meter.mark(false)
+		elapsed := time.Since(begin)
+		if err := g.stop(); err != nil {
+			return loadResult{}, err
+		}
+		return loadResult{latency: newLatency(), elapsed: elapsed}, ctx.Err()
+	})
+}
+
+// benchEndToEnd reports the messages consumed; latency is that of the producers' calls.
+func benchEndToEnd(ctx context.Context, o benchOptions) (benchResult, error) {
+	return benchBroker(ctx, o, "broker", func(ctx context.Context, c *client.Client, b *brokerUnderTest) (loadResult, error) {
+		p, err := c.Producer(benchTopic)
+		if err != nil {
+			return loadResult{}, err
+		}
+		g, err := startConsumers(ctx, c, o, client.FromEnd)
+		if err != nil {
+			return loadResult{}, err
+		}
+		b.meter.consumed = g.count.Load
+		r, err := load{workers: o.producers, warmUp: o.warmUp, duration: o.duration}.run(ctx, func(int) call { return sender(p, o) }, b.meter.mark)
+		return r, errors.Join(err, g.stop())
+	})
+}
+
+func benchBroker(ctx context.Context, o benchOptions, system string, run func(context.Context, *client.Client, *brokerUnderTest) (loadResult, error)) (benchResult, error) {
+	b, err := startBroker(ctx, o)
+	if err != nil {
+		return benchResult{}, err
+	}
+	defer b.kill()
+	c, err := benchClient(ctx, o, b.address)
+	if err != nil {
+		return benchResult{}, err
+	}
+	r, err := run(ctx, c, b)
+	err = errors.Join(err, c.Close(ctx))
+	if err != nil {
+		return benchResult{}, err
+	}
+	use, err := b.meter.use()
+	if err != nil {
+		return benchResult{}, err
+	}
+	return o.result(system, r, use), b.stop()
+}
+
+// consumers are the members of one group.
+type consumers struct {
+	count  atomic.Int64
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu struct {
+		sync.Mutex
+		errs []error
+	}
+}
+
+func startConsumers(ctx context.Context, c *client.Client, o benchOptions, start client.StartAt) (*consumers, error) {
+	g := &consumers{}
+	ctx, g.cancel = context.WithCancel(ctx)
+	for range o.consumers {
+		m, err := c.Consumer(benchTopic, client.Group(benchGroup), client.Start(start), client.Batch(100),
+			client.Concurrency(max(1, o.partitions/o.consumers)))
+		if err != nil {
+			g.cancel()
+			return nil, err
+		}
+		g.wg.Go(func() {
+			err := m.Run(ctx, func(context.Context, *client.Delivery) error {
+				g.count.Add(1)
+				return nil
+			})
+			if err != nil && ctx.Err() == nil {
+				g.mu.Lock()
+				g.mu.errs = append(g.mu.errs, err)
+				g.mu.Unlock()
+			}
+		})
+	}
+	return g, nil
+}
+
+func (g *consumers) err() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return errors.Join(g.mu.errs...)
+}
+
+// stop ends the consumers, waits for them and returns what made one end before.
+func (g *consumers) stop() error {
+	g.cancel()
+	g.wg.Wait()
+	return g.err()
+}

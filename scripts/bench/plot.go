@@ -1,0 +1,52 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"strings"
+)
+
+// plot draws messages per second of each row and system as bars on a logarithmic scale, as an SVG file.
+func plot(name string, chosen []row, results map[string]map[string][]result) error {
+	const left, top, height, bar, gap = 70, 40, 260, 26, 36
+	colours := map[string]string{"disk": "#9aa5b1", "limit": "#3b82c4", "broker": "#d9662b"}
+	most := 10.0
+	for _, systems := range results {
+		for _, rs := range systems {
+			most = max(most, median(rs).MessagesPerSec)
+		}
+	}
+	const least = 100.0
+	scale := func(v float64) float64 {
+		return height * math.Log10(max(v, least)/least) / math.Log10(max(most, least*10)/least)
+	}
+	var bars strings.Builder
+	x := left + gap/2
+	for _, r := range chosen {
+		start := x
+		for _, system := range r.systems() {
+			v := median(results[r.name][system]).MessagesPerSec
+			h := scale(v)
+			fmt.Fprintf(&bars, `<rect x="%d" y="%.1f" width="%d" height="%.1f" fill="%s"><title>%s %s: %.0f messages/s</title></rect>`+"\n", x, top+height-h, bar-3, h, colours[system], r.name, system, v)
+			x += bar
+		}
+		fmt.Fprintf(&bars, `<text x="%d" y="%d" text-anchor="middle">%s</text>`+"\n", (start+x)/2, top+height+18, r.name)
+		x += gap
+	}
+	var lines strings.Builder
+	for v := least; v <= most; v *= 10 {
+		y := top + height - scale(v)
+		fmt.Fprintf(&lines, `<line x1="%d" x2="%d" y1="%.1f" y2="%.1f" stroke="#ddd"/><text x="%d" y="%.1f" text-anchor="end">%.0f</text>`+"\n", left, x, y, y, left-6, y+4, v)
+	}
+	legend := ""
+	for i, system := range []string{"disk", "limit", "broker"} {
+		legend += fmt.Sprintf(`<rect x="%d" y="12" width="12" height="12" fill="%s"/><text x="%d" y="22">%s</text>`+"\n", left+i*90, colours[system], left+i*90+17, system)
+	}
+	svg := fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="12">
+<rect width="100%%" height="100%%" fill="white"/>
+<text x="%d" y="22" text-anchor="end">messages/s, 1 KiB, logarithmic</text>
+%s%s%s</svg>
+`, x+10, top+height+34, x, legend, lines.String(), bars.String())
+	return os.WriteFile(name, []byte(svg), 0o644)
+}
