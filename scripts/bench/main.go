@@ -47,23 +47,27 @@ var rows = []row{
 }
 
 func main() {
-	binary := flag.String("jmq", ".bin/jmq", "the binary to measure")
+	binary := flag.String("jmq", "./jmq", "the binary to measure")
 	out := flag.String("out", ".bin/bench", "folder for results.json and the table")
 	repeats := flag.Int("repeats", 3, "interleaved repeats")
 	duration := flag.Duration("time", 3*time.Second, "measured time of one run")
 	warmUp := flag.Duration("warm-up", time.Second, "load before measuring")
 	only := flag.String("rows", "", "only these rows, by comma: 1x1,64x1")
 	data := flag.String("data", "", "folder on the disk to measure (default: temporary)")
+	smoke := flag.Bool("smoke", false, "one short round of every row: shows that it runs, measures nothing")
 	flag.Parse()
+	if *smoke {
+		*repeats, *duration, *warmUp = 1, 300*time.Millisecond, 100*time.Millisecond
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, *binary, *out, *data, *only, *repeats, *duration, *warmUp); err != nil {
+	if err := run(ctx, *binary, *out, *data, *only, *repeats, *duration, *warmUp, *smoke); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, binary, out, data, only string, repeats int, duration, warmUp time.Duration) error {
+func run(ctx context.Context, binary, out, data, only string, repeats int, duration, warmUp time.Duration, smoke bool) error {
 	if repeats < 1 {
 		return fmt.Errorf("-repeats is %d: give 1 or more", repeats)
 	}
@@ -135,6 +139,10 @@ func run(ctx context.Context, binary, out, data, only string, repeats int, durat
 		goals = append(goals, goalsOf(r, results[r.name])...)
 	}
 	t.Render()
+	if smoke {
+		fmt.Fprintln(&text, "A smoke run: it shows that every row runs; its figures mean nothing.")
+		goals = nil
+	}
 	for _, g := range goals {
 		fmt.Fprintln(&text, g)
 	}
