@@ -172,7 +172,13 @@ func (e *endBatch) onCommit(err error) {
 			a.b.dispatch.PutBack(e.ends)
 		}
 		if errors.Is(err, journal.ErrBusy) {
-			a.putBatch(e) // the calls wait on: the next commit is near
+			// The calls wait on, for a commit that is tried soon.
+			a.mu.Lock()
+			if a.mu.watching && a.watch.Stop() {
+				a.watch.Reset(busyRetry)
+			}
+			a.mu.Unlock()
+			a.putBatch(e)
 			return
 		}
 	}
@@ -253,7 +259,7 @@ func (a *acks) look() {
 	if err != nil {
 		a.b.fail(err)
 		if len(out) > 0 {
-			a.answer(out, wire.Errorf(wire.CodeUnknown, "the store stopped: %v", err))
+			a.answer(out, wire.Errorf(wire.CodeUnknown, failedText))
 			a.b.o.Flush()
 		}
 	}

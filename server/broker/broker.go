@@ -61,6 +61,7 @@ const (
 	onlyMax         = 4096                   // partitions that a fetch may name
 	itemsMax        = 4096                   // of an ack
 	rowsMax         = 1 << 15                // of an answer about groups: what fits into a frame
+	subscribeTries  = 100                    // when busy
 	busyRetry       = 20 * time.Millisecond  // a queue full of appends is on disk after that
 	waitersRetry    = 500 * time.Millisecond // fetches that wait end one by one
 	readPause       = 5 * time.Second        // after a read error of a partition
@@ -159,22 +160,22 @@ func (b *Broker) check() error {
 	case stateStopping:
 		return wire.Errorf(wire.CodeStopping, "the broker is being stopped")
 	case stateFailed:
-		return failed(b.store.Err())
+		return errStopped
 	}
 	if err := b.store.Err(); err != nil {
 		b.fail(err)
-		return failed(err)
+		return errStopped
 	}
 	return nil
 }
 
-func failed(err error) error { return wire.Errorf(wire.CodeFailed, "the store stopped: %v", err) }
+var errStopped = wire.Errorf(wire.CodeFailed, failedText)
 
 // fail notes that the store has stopped: nothing is served any more, since what is in memory may be ahead of the disk.
 func (b *Broker) fail(err error) {
 	if b.state.CompareAndSwap(stateServing, stateFailed) {
 		b.o.Logger.Error("the broker stops serving: its store has failed", "err", err)
-		b.dispatch.Stop(failed(err))
+		b.dispatch.Stop(errStopped)
 	}
 }
 
@@ -229,4 +230,3 @@ func (s source) End(p store.Partition) (index.Index, error) {
 func (s source) Progress(g offset.GroupID, t offset.Topic, p uint16) (offset.Progress, uint32, bool) {
 	return s.b.o.Offsets.Progress(g, t, p)
 }
-

@@ -16,30 +16,34 @@ var (
 	errFailed  = journal.ErrFailed
 )
 
-// codes says what an error from below is for a client: the first row that matches.
+// codes says what an error from below is for a client: the first row that matches. Where there is a text the client gets
+// that: the cause names files of this machine, and is in the log.
 var codes = []struct {
 	err   error
 	code  wire.Code
 	after time.Duration
+	text  string
 }{
-	{journal.ErrUnknown, wire.CodeUnknown, 0},
-	{journal.ErrFailed, wire.CodeFailed, 0},
-	{journal.ErrBusy, wire.CodeBusy, busyRetry},
-	{journal.ErrNoSpace, wire.CodeNoSpace, 0},
-	{journal.ErrClosed, wire.CodeStopping, 0},
-	{store.ErrNoPartition, wire.CodePartitionNotFound, 0},
-	{store.ErrTrimmed, wire.CodeOutOfRange, 0},
-	{store.ErrBeyond, wire.CodeOutOfRange, 0},
-	{store.ErrBatch, wire.CodeMalformed, 0},
-	{store.ErrTopicExists, wire.CodeTopicExists, 0},
-	{store.ErrTopic, wire.CodeInvalid, 0},
-	{store.ErrDamaged, wire.CodeBusy, readPause}, // the partition is left alone for so long; a repair ends it
-	{dispatch.ErrBusy, wire.CodeBusy, waitersRetry},
-	{dispatch.ErrNoGroup, wire.CodeGroupNotFound, 0},
-	{dispatch.ErrCancelled, wire.CodeTimeout, 0},
-	{context.DeadlineExceeded, wire.CodeTimeout, 0},
-	{context.Canceled, wire.CodeTimeout, 0},
+	{journal.ErrUnknown, wire.CodeUnknown, 0, "a write or sync failed: it may be stored"},
+	{journal.ErrFailed, wire.CodeFailed, 0, failedText},
+	{journal.ErrBusy, wire.CodeBusy, busyRetry, "too much waits for the disk"},
+	{journal.ErrNoSpace, wire.CodeNoSpace, 0, "no space is left on the disk"},
+	{journal.ErrClosed, wire.CodeStopping, 0, "the broker is being stopped"},
+	{store.ErrNoPartition, wire.CodePartitionNotFound, 0, ""},
+	{store.ErrTrimmed, wire.CodeOutOfRange, 0, ""},
+	{store.ErrBeyond, wire.CodeOutOfRange, 0, ""},
+	{store.ErrBatch, wire.CodeMalformed, 0, ""},
+	{store.ErrTopicExists, wire.CodeTopicExists, 0, ""},
+	{store.ErrTopic, wire.CodeInvalid, 0, ""},
+	{store.ErrDamaged, wire.CodeBusy, readPause, "what is stored there cannot be read"}, // a repair ends it
+	{dispatch.ErrBusy, wire.CodeBusy, waitersRetry, "too many fetches wait"},
+	{dispatch.ErrNoGroup, wire.CodeGroupNotFound, 0, ""},
+	{dispatch.ErrCancelled, wire.CodeTimeout, 0, "the wait was ended"},
+	{context.DeadlineExceeded, wire.CodeTimeout, 0, ""},
+	{context.Canceled, wire.CodeTimeout, 0, ""},
 }
+
+const failedText = "the store stopped after a failed write or sync"
 
 // coded returns err as a *wire.CodeError.
 func coded(err error) error {
@@ -51,7 +55,10 @@ func coded(err error) error {
 	}
 	for _, c := range codes {
 		if errors.Is(err, c.err) {
-			return &wire.CodeError{Code: c.code, Message: err.Error(), RetryAfter: c.after}
+			if c.text == "" {
+				c.text = err.Error()
+			}
+			return &wire.CodeError{Code: c.code, Message: c.text, RetryAfter: c.after}
 		}
 	}
 	return &wire.CodeError{Code: wire.CodeInternal, Message: err.Error()}

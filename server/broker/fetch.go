@@ -19,10 +19,10 @@ type fetchCall struct {
 	done     func(*wire.FetchResponse, error)
 	topic    string
 	bytesMax int
-	until    time.Time   // of the wait
-	stop     func() bool // of the watch over ctx, while parked
-	unread   error       // why a partition could not be read
-	next     *fetchCall  // in readers
+	until    time.Time       // of the wait
+	stop     func() bool     // of the watch over ctx, while parked
+	unread   *wire.CodeError // a partition could not be read
+	next     *fetchCall      // in readers
 }
 
 // Fetch implements wire.Broker.
@@ -162,7 +162,8 @@ func (c *fetchCall) deliver() bool {
 		b.dispatch.GiveBack(c.Queue, l, readPause)
 		b.metrics.readErrors.Add(1)
 		b.o.Logger.Error("a partition cannot be read, and is left alone for a while", "topic", c.topic, "partition", l.Partition, "index", l.From, "pause", readPause, "err", err)
-		c.unread = err
+		c.unread = wire.Errorf(wire.CodeBusy, "partition %d cannot be read now", l.Partition)
+		c.unread.RetryAfter = readPause
 		return false
 	}
 	*buf = out
@@ -180,7 +181,7 @@ func (c *fetchCall) deliver() bool {
 // nothing answers a fetch for which nothing came.
 func (c *fetchCall) nothing() {
 	if c.unread != nil {
-		c.answer(nil, &wire.CodeError{Code: wire.CodeBusy, Message: "a partition cannot be read now: " + c.unread.Error(), RetryAfter: readPause})
+		c.answer(nil, c.unread)
 		return
 	}
 	c.answer(&wire.FetchResponse{}, nil)

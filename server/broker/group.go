@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/jmqio/jmq/server/dispatch"
 	"github.com/jmqio/jmq/server/index"
@@ -52,6 +53,14 @@ func (b *births) init() {
 // message whose commit comes after, and so every one that is sent after the answer.
 func (b *Broker) Subscribe(ctx context.Context, r *wire.SubscribeRequest) (*wire.SubscribeResponse, error) {
 	created, t, err := b.subscribe(ctx, r)
+	// Unlike a send it may wait: nobody's reading is held up, and a new client should not begin with an error.
+	for try := 0; try < subscribeTries && wire.CodeOf(coded(err)) == wire.CodeBusy; try++ {
+		select {
+		case <-time.After(busyRetry):
+		case <-ctx.Done():
+		}
+		created, t, err = b.subscribe(ctx, r)
+	}
 	if err != nil {
 		err = coded(err)
 		b.metrics.refused(err)

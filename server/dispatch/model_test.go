@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"runtime/debug"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -102,9 +103,13 @@ func (f *modelFetch) Granted(*Fetch) { close(f.got) }
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		var failure error
-		var stopped any // rapid ends a run by a panic, which must not cross the bubble's goroutine
+		var stopped any // rapid ends a run by a panic when there is nothing left to draw, which must not cross the bubble
 		synctest.Test(t, func(*testing.T) {
-			defer func() { stopped = recover() }()
+			defer func() {
+				if stopped = recover(); stopped != nil && fmt.Sprintf("%T", stopped) != "rapid.invalidData" {
+					failure, stopped = fmt.Errorf("panic: %v\n%s", stopped, debug.Stack()), nil
+				}
+			}()
 			failure = runModel(r)
 		})
 		if stopped != nil {

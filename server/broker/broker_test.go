@@ -1,0 +1,459 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/journal/journaltest"
+	"github.com/jmqio/jmq/server/offset"
+	"github.com/jmqio/jmq/server/store"
+	"github.com/jmqio/jmq/server/store/local"
+	"github.com/jmqio/jmq/wire"
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if raceEnabled && !slices.ContainsFunc(os.Args, func(a string) bool { return strings.Contains(a, "rapid.checks") }) {
+		flag.Set("rapid.checks", "40") // each takes ten times as long
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// world is a broker on a store on a disk in memory, and the disk that is left when it crashes.
+type world struct {
+	t       testing.TB
+	fs      *journaltest.FS
+	gate    *gate // between the store and fs
+	o       Options
+	boot    uint32
+	mute    atomic.Bool                   // the store does not ask for acks
+	now     func() time.Time              // nil: time.Now
+	tables  []store.Table                 // beside the offsets
+	wrap    func(store.Store) store.Store // what the broker gets instead; nil: the store
+	broker  *Broker
+	store   *local.Store
+	offsets *offset.Table
+}
+
+func newWorld(t testing.TB, o Options, tables ...store.Table) *world {
+	w := &world{t: t, o: o, fs: journaltest.New(nil), tables: tables}
+	w.open()
+	return w
+}
+
+func (w *world) open() {
+	w.t.Helper()
+	w.boot++
+	w.gate = &gate{FS: w.fs}
+	w.offsets = offset.NewTable()
+	w.o.Offsets, w.o.Boot = w.offsets, w.boot
+	b := New(w.o)
+	w.broker = b
+	s, err := local.Open(local.Options{
+		FS: w.gate, Dir: "/store", Tables: append([]store.Table{w.offsets}, w.tables...), Gather: func(add func(journal.Kind, []byte, func(error))) {
+			if !w.mute.Load() {
+				b.Gather(add)
+			}
+		},
+		SegmentBytesMax: 256 << 10, SegmentBytesFirst: 64 << 10, CheckpointEvery: time.Hour, IndexFlushEntries: index.ChunkEntries, Now: w.now,
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.store = s
+	if w.wrap != nil {
+		w.broker.Start(w.wrap(s))
+	} else {
+		w.broker.Start(s)
+	}
+}
+
+func (w *world) close() {
+	w.broker.Close()
+	if err := w.store.Close(); err != nil && w.store.Err() == nil {
+		w.t.Error(err)
+	}
+}
+
+// crash closes the broker, and opens one on what the disk had at this moment if power was lost: percent of what was not synced, drawn by seed.
+func (w *world) crash(percent int, seed uint64) {
+	disk := w.fs.Crash(percent, rand.New(rand.NewPCG(seed, 0)))
+	w.close()
+	w.fs = journaltest.New(disk)
+	w.open()
+}
+
+// as returns a context of a client.
+func as(client string) context.Context {
+	return wire.WithPeer(context.Background(), &wire.Peer{ClientID: client, App: "shop", Addr: "here"})
+}
+
+func batch(t testing.TB, n, size int) []byte {
+	t.Helper()
+	b, err := wire.AppendBatch(nil, [16]byte{1}, 0, messages(n, size))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func messages(n, size int) []wire.Message {
+	m := make([]wire.Message, n)
+	for i := range m {
+		m[i] = wire.Message{ID: [16]byte{byte(i)}, Body: []byte(strings.Repeat("x", size))}
+	}
+	return m
+}
+
+func (w *world) topic(name string, partitions uint32) {
+	w.t.Helper()
+	if _, err := w.broker.CreateTopic(as("admin"), &wire.CreateTopicRequest{Topic: name, Partitions: partitions}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) subscribe(topic, group string, start uint32) {
+	w.t.Helper()
+	if _, err := w.broker.Subscribe(as("a"), &wire.SubscribeRequest{Topic: topic, Group: group, Start: start}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// produce sends a batch and waits for its answer. When the broker is busy it tries again as it is told to: the segments
+// here are so small that the next one is often not ready yet.
+func (w *world) produce(topic string, partition uint16, b []byte) (uint64, error) {
+	type answer struct {
+		first uint64
+		err   error
+	}
+	for {
+		done := make(chan answer, 1)
+		w.broker.Produce(as("a"), &wire.ProduceRequest{Topic: topic, Partition: partition, Batch: b}, func(r *wire.ProduceResponse, err error) {
+			if err != nil {
+				done <- answer{err: err}
+				return
+			}
+			done <- answer{first: r.FirstIndex}
+		})
+		a := <-done
+		if e, ok := errors.AsType[*wire.CodeError](a.err); ok && e.Code == wire.CodeBusy {
+			time.Sleep(e.RetryAfter)
+			continue
+		}
+		return a.first, a.err
+	}
+}
+
+// fetched is a copy of an answer.
+type fetched struct {
+	wire.FetchResponse
+	err error
+}
+
+func (w *world) startFetch(ctx context.Context, r wire.FetchRequest) chan fetched {
+	done := make(chan fetched, 1)
+	w.broker.Fetch(ctx, &r, func(r *wire.FetchResponse, err error) {
+		if err != nil {
+			done <- fetched{err: err}
+			return
+		}
+		f := fetched{FetchResponse: *r}
+		f.Batches = append([]byte(nil), r.Batches...)
+		done <- f
+	})
+	return done
+}
+
+func (w *world) fetch(client string, r wire.FetchRequest) fetched {
+	return <-w.startFetch(as(client), r)
+}
+
+type acked struct {
+	codes []wire.Code
+	err   error
+}
+
+func (w *world) startAck(client string, r wire.AckRequest) chan acked {
+	done := make(chan acked, 1)
+	w.broker.Ack(as(client), &r, func(r *wire.AckResponse, err error) {
+		if err != nil {
+			done <- acked{err: err}
+			return
+		}
+		done <- acked{codes: append([]wire.Code(nil), r.Codes...)}
+	})
+	return done
+}
+
+// check compares the bytes of an answer with what it says: whole batches, without a gap, that hold [From, To).
+func (f *fetched) check() error {
+	at, rest := f.From, f.Batches
+	for len(rest) > 0 {
+		b, more, err := wire.SplitBatch(rest)
+		if err == nil {
+			err = b.Verify()
+		}
+		if err != nil {
+			return err
+		}
+		if b.FirstIndex() > at || b.FirstIndex()+uint64(b.Count()) <= at || b.Partition() != f.Partition {
+			return fmt.Errorf("batch [%d,%d) of partition %d where %d of partition %d should be", b.FirstIndex(), b.FirstIndex()+uint64(b.Count()), b.Partition(), at, f.Partition)
+		}
+		at, rest = b.FirstIndex()+uint64(b.Count()), more
+	}
+	if f.Lease != 0 && (f.From >= f.To || at < f.To) {
+		return fmt.Errorf("batches up to %d for [%d,%d)", at, f.From, f.To)
+	}
+	return nil
+}
+
+// stage runs a script's commands on a world.
+type stage struct {
+	*world  // nil before open
+	mu      sync.Mutex
+	events  []string
+	later   []string // of fetches that waited: their order among the others is not fixed
+	fetches int
+	cancels map[string]context.CancelFunc
+}
+
+func (st *stage) say(format string, args ...any) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.events = append(st.events, fmt.Sprintf(format, args...))
+}
+
+func (st *stage) sayLater(format string, args ...any) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.later = append(st.later, fmt.Sprintf(format, args...))
+}
+
+func (st *stage) run(c command) string {
+	synctest.Wait()
+	st.do(c)
+	synctest.Wait()
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	out := ""
+	slices.Sort(st.later)
+	for _, e := range append(st.events, st.later...) {
+		out += e + "\n"
+	}
+	st.events, st.later = nil, nil
+	return out
+}
+
+func leaseText(id uint64) string { return fmt.Sprintf("%d.%d", id>>40, id&(1<<40-1)) }
+
+func parseLease(c command) uint64 {
+	boot, number, ok := strings.Cut(c.str("lease", "1.1"), ".")
+	a, errA := strconv.ParseUint(boot, 10, 24)
+	b, errB := strconv.ParseUint(number, 10, 40)
+	if !ok || errA != nil || errB != nil {
+		c.fatal("lease=%s", c.args["lease"])
+	}
+	return a<<40 | b
+}
+
+func (st *stage) do(c command) {
+	topic, group := c.str("topic", "orders"), c.str("group", "pay")
+	ctx := as(c.str("client", "a"))
+	switch c.name {
+	case "open":
+		if st.world != nil {
+			st.open()
+			return
+		}
+		st.world = newWorld(c.t, Options{BrokerGroup: "here", WaitersMax: c.int("waiters", 0), SubscriptionsMax: c.int("subscriptions", 0)})
+	case "close":
+		st.close()
+	case "crash": // percent=0
+		st.crash(c.int("percent", 0), 1)
+	case "topic": // name=orders partitions=2
+		r, err := st.broker.CreateTopic(ctx, &wire.CreateTopicRequest{Topic: unquote(c, c.str("name", "orders")), Partitions: uint32(c.int("partitions", 2))})
+		if err != nil {
+			st.say("%v", short(err))
+			return
+		}
+		st.say("topic %s %d.%d partitions %d", r.Topic.Name, r.Topic.Id, r.Topic.Incarnation, r.Topic.Partitions)
+	case "topics":
+		r, err := st.broker.ListTopics(ctx, &wire.ListTopicsRequest{})
+		if err != nil {
+			st.say("%v", short(err))
+			return
+		}
+		for _, t := range r.Topics {
+			st.say("topic %s %d.%d partitions %d", t.Name, t.Id, t.Incarnation, t.Partitions)
+		}
+	case "route":
+		r, err := st.broker.Route(ctx, &wire.RouteRequest{Topic: topic})
+		if err != nil {
+			st.say("%v", short(err))
+			return
+		}
+		for _, p := range r.Partitions {
+			st.say("partition %d at %s state %d", p.Partition, p.BrokerGroup, p.State)
+		}
+	case "subscribe": // group=pay start=0
+		r, err := st.broker.Subscribe(ctx, &wire.SubscribeRequest{Topic: topic, Group: unquote(c, group), Start: uint32(c.int("start", 0))})
+		if err != nil {
+			st.say("%v", short(err))
+			return
+		}
+		st.say("partitions %d lease %v created %v", r.Partitions, time.Duration(r.LeaseMs)*time.Millisecond, r.Created)
+	case "produce": // partition=0 n=1 size=10 times=1
+		for range c.int("times", 1) {
+			b := batch(c.t, c.int("n", 1), c.int("size", 10))
+			st.broker.Produce(ctx, &wire.ProduceRequest{Topic: unquote(c, topic), Partition: uint16(c.int("partition", 0)), Batch: b}, func(r *wire.ProduceResponse, err error) {
+				if err != nil {
+					st.say("%v", short(err))
+					return
+				}
+				st.say("index [%d,%d)", r.FirstIndex, r.FirstIndex+uint64(c.int("n", 1)))
+			})
+		}
+	case "fetch": // client=a member=0 max=0 bytes=0 wait=0s only=0,1
+		st.fetches++
+		name := c.str("name", fmt.Sprintf("fetch %d", st.fetches))
+		r := &wire.FetchRequest{Topic: topic, Group: group, Member: uint32(c.int("member", 0)), MessagesMax: uint32(c.int("max", 0)), BytesMax: uint32(c.int("bytes", 0)),
+			WaitMs: uint32(c.duration(c.str("wait", "0s")).Milliseconds())}
+		for _, o := range strings.FieldsFunc(c.args["only"], func(r rune) bool { return r == ',' }) {
+			n, err := strconv.ParseUint(o, 10, 32)
+			if err != nil {
+				c.fatal("%v", err)
+			}
+			r.Partitions = append(r.Partitions, uint32(n))
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		st.cancels[name] = cancel
+		parked := atomic.Bool{}
+		st.broker.Fetch(ctx, r, func(r *wire.FetchResponse, err error) {
+			say := st.say
+			if parked.Load() {
+				say = st.sayLater
+			}
+			switch {
+			case err != nil:
+				say("%s: %v", name, short(err))
+			case r.Lease == 0:
+				say("%s: nothing", name)
+			default:
+				f := fetched{FetchResponse: *r}
+				if err := f.check(); err != nil {
+					say("%s: WRONG BYTES: %v", name, err)
+				}
+				say("%s: lease %s partition %d [%d,%d) for %v, %d bytes", name, leaseText(r.Lease), r.Partition, r.From, r.To, time.Duration(r.LeaseMs)*time.Millisecond, len(r.Batches))
+			}
+		})
+		parked.Store(true)
+	case "cancel":
+		st.cancels[strings.Join(c.words, " ")]()
+	case "ack": // lease=1.1 index=0..3 partition=0 outcome=1
+		from, to := c.span("index")
+		r := &wire.AckRequest{Topic: topic, Group: group, Member: uint32(c.int("member", 0)),
+			Items: []wire.AckRange{{Partition: uint16(c.int("partition", 0)), Lease: parseLease(c), From: from, To: to, Outcome: wire.Outcome(c.int("outcome", int(wire.Acked)))}}}
+		st.broker.Ack(ctx, r, func(r *wire.AckResponse, err error) {
+			if err != nil {
+				st.say("%v", short(err))
+				return
+			}
+			st.say("%v", r.Codes[0])
+		})
+	case "lag":
+		r, err := st.broker.GroupLag(ctx, &wire.GroupLagRequest{Topic: topic, Group: c.str("group", "")})
+		if err != nil {
+			st.say("%v", short(err))
+			return
+		}
+		for _, p := range r.Partitions {
+			s := fmt.Sprintf("%s %d: [%d,%d) offset %d consumed %d lag %d generation %d", p.Group, p.Partition, p.First, p.End, p.AckOffset, p.Consumed, p.Lag, p.Generation)
+			if p.Leased > 0 {
+				s += fmt.Sprintf(" leased %d by %s", p.Leased, p.Member)
+			}
+			st.say("%s", s)
+		}
+	case "attach":
+		st.broker.Attach(wire.PeerFrom(ctx))
+	case "detach":
+		st.broker.Detach(wire.PeerFrom(ctx))
+	case "advance":
+		time.Sleep(c.duration(c.words[0]))
+	case "break": // write=k: the k-th write from now on fails; sync: the next sync; read: every read
+		st.fail(c)
+	case "mend":
+		st.fs.SetBefore(nil)
+	default:
+		c.fatal("unknown command %q", c.name)
+	}
+}
+
+func (st *stage) fail(c command) {
+	what := c.words[0]
+	st.fs.SetBefore(func(op journaltest.Op) journaltest.Fault {
+		switch {
+		case what == "sync" && (op.Call == journaltest.SyncData || op.Call == journaltest.Sync),
+			what == "read" && op.Call == journaltest.Read && strings.Contains(op.Path, ".journal"):
+			return journaltest.Fault{Err: journaltest.ErrInjected}
+		}
+		return journaltest.Fault{}
+	})
+}
+
+// unquote lets a name have any byte: name="a\x00b", without blanks.
+func unquote(c command, s string) string {
+	if !strings.HasPrefix(s, `"`) {
+		return s
+	}
+	u, err := strconv.Unquote(s)
+	if err != nil {
+		c.fatal("%s: %v", s, err)
+	}
+	return u
+}
+
+// short is an error without its remedy, cut where it gets long.
+func short(err error) string {
+	e, ok := errors.AsType[*wire.CodeError](err)
+	if !ok {
+		return "WITHOUT CODE: " + err.Error()
+	}
+	s := e.Code.String() + ": " + e.Message
+	if len(s) > 150 {
+		s = s[:150] + "..."
+	}
+	if e.RetryAfter > 0 {
+		s += fmt.Sprintf(", again after %v", e.RetryAfter)
+	}
+	return s
+}
+
+// TestScripts runs testdata/*.txt, each with its own disk in its own bubble of time.
+func TestScripts(t *testing.T) {
+	scripts(t, func(t *testing.T, file string) {
+		synctest.Test(t, func(t *testing.T) {
+			st := &stage{cancels: map[string]context.CancelFunc{}}
+			runScript(t, file, st.run)
+			for _, cancel := range st.cancels {
+				cancel()
+			}
+			st.close()
+		})
+	})
+}
