@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/jmqio/jmq/client"
-	"github.com/jmqio/jmq/wire"
 )
 
 const (
@@ -60,8 +59,8 @@ func closeClient(cl *client.Client) {
 	_ = cl.Close(ctx) // everything that the command promised has been answered before
 }
 
-// call connects and calls f with the broker's administration, within the connection's timeout.
-func (c *connection) call(cmd *cobra.Command, f func(context.Context, wire.Admin) error) error {
+// call connects and calls f within the connection's timeout.
+func (c *connection) call(cmd *cobra.Command, f func(context.Context, *client.Client) error) error {
 	cl, err := c.dial(cmd, client.WithConns(1))
 	if err != nil {
 		return err
@@ -69,5 +68,5 @@ func (c *connection) call(cmd *cobra.Command, f func(context.Context, wire.Admin
 	defer closeClient(cl)
 	ctx, cancel := context.WithTimeout(cmd.Context(), c.timeout)
 	defer cancel()
-	return f(ctx, cl.Cluster())
+	return f(ctx, cl)
 }

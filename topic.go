@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/jmqio/jmq/client"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -21,18 +22,16 @@ func topicCommand() *cobra.Command {
 // topicInfo is the stable form of a topic.
 type topicInfo struct {
 	Name       string    `json:"name"`
-	ID         uint64    `json:"id"`
-	Partitions uint32    `json:"partitions"`
+	Partitions int       `json:"partitions"`
 	CreatedAt  time.Time `json:"createdAt"`
 }
 
-func listTopics(topics []*wire.Topic) listing {
-	l := listing{header: []string{"name", "partitions", "id", "created at"}, empty: "no topics; make one with: jmq topic create NAME"}
+func listTopics(topics []client.Topic) listing {
+	l := listing{header: []string{"name", "partitions", "created at"}, empty: "no topics; make one with: jmq topic create NAME"}
 	data := []topicInfo{}
 	for _, t := range topics {
-		at := time.Unix(0, t.CreatedNs)
-		data = append(data, topicInfo{t.Name, t.Id, t.Partitions, at})
-		l.rows = append(l.rows, []any{t.Name, t.Partitions, t.Id, at.Format(time.RFC3339)})
+		data = append(data, topicInfo{t.Name, t.Partitions, t.Created})
+		l.rows = append(l.rows, []any{t.Name, t.Partitions, t.Created.Format(time.RFC3339)})
 	}
 	l.data = data
 	return l
@@ -40,7 +39,7 @@ func listTopics(topics []*wire.Topic) listing {
 
 func topicCreateCommand() *cobra.Command {
 	var c connection
-	var partitions uint32
+	var partitions int
 	var output string
 	cmd := &cobra.Command{
 		Use: "create NAME", Short: "Make a topic", Args: cobra.ExactArgs(1),
@@ -51,17 +50,21 @@ The number of partitions is the most consumers of one group that can work at the
 			if err := wire.CheckTopic(args[0]); err != nil {
 				return usageError(err)
 			}
-			return c.call(cmd, func(ctx context.Context, admin wire.Admin) error {
-				r, err := admin.CreateTopic(ctx, &wire.CreateTopicRequest{Topic: args[0], Partitions: partitions})
+			return c.call(cmd, func(ctx context.Context, cl *client.Client) error {
+				if err := cl.CreateTopic(ctx, args[0], partitions); err != nil {
+					return err
+				}
+				topics, err := cl.ListTopics(ctx)
 				if err != nil {
 					return err
 				}
-				return printListing(cmd.OutOrStdout(), output, listTopics([]*wire.Topic{r.Topic}))
+				topics = slices.DeleteFunc(topics, func(t client.Topic) bool { return t.Name != args[0] })
+				return printListing(cmd.OutOrStdout(), output, listTopics(topics))
 			})
 		},
 	}
 	c.flags(cmd.Flags())
-	cmd.Flags().Uint32VarP(&partitions, "partitions", "p", 8, "number of partitions")
+	cmd.Flags().IntVarP(&partitions, "partitions", "p", 8, "number of partitions")
 	outputFlag(cmd, &output)
 	return cmd
 }
@@ -72,13 +75,13 @@ func topicListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "ls", Short: "List topics", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.call(cmd, func(ctx context.Context, admin wire.Admin) error {
-				r, err := admin.ListTopics(ctx, &wire.ListTopicsRequest{})
+			return c.call(cmd, func(ctx context.Context, cl *client.Client) error {
+				topics, err := cl.ListTopics(ctx)
 				if err != nil {
 					return err
 				}
-				slices.SortFunc(r.Topics, func(a, b *wire.Topic) int { return strings.Compare(a.Name, b.Name) })
-				return printListing(cmd.OutOrStdout(), output, listTopics(r.Topics))
+				slices.SortFunc(topics, func(a, b client.Topic) int { return strings.Compare(a.Name, b.Name) })
+				return printListing(cmd.OutOrStdout(), output, listTopics(topics))
 			})
 		},
 	}
@@ -95,17 +98,16 @@ func groupCommand() *cobra.Command {
 
 // lagInfo is the stable form of where a group stands in a partition.
 type lagInfo struct {
-	Group      string `json:"group"`
-	Topic      string `json:"topic"`
-	Partition  uint32 `json:"partition"`
-	Lag        uint64 `json:"lag"`
-	AckOffset  uint64 `json:"ackOffset"`
-	Consumed   uint64 `json:"consumedAbove"`
-	First      uint64 `json:"first"`
-	End        uint64 `json:"end"`
-	Leased     uint64 `json:"leased"`
-	Member     string `json:"member,omitempty"`
-	Generation uint32 `json:"generation"`
+	Group     string `json:"group"`
+	Topic     string `json:"topic"`
+	Partition uint16 `json:"partition"`
+	Lag       uint64 `json:"lag"`
+	AckOffset uint64 `json:"ackOffset"`
+	Consumed  uint64 `json:"consumedAbove"`
+	First     uint64 `json:"first"`
+	End       uint64 `json:"end"`
+	Leased    uint64 `json:"leased"`
+	Member    string `json:"member,omitempty"`
 }
 
 func groupLagCommand() *cobra.Command {
@@ -115,16 +117,19 @@ func groupLagCommand() *cobra.Command {
 		Use: "lag TOPIC [GROUP]", Short: "Say how far behind groups are, by partition", Args: cobra.RangeArgs(1, 2),
 		Long: `Say how far behind the groups of a topic are, by partition: lag is the number of messages that the group has not consumed.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r := &wire.GroupLagRequest{Topic: args[0]}
+			group := ""
 			if len(args) == 2 {
-				r.Group = args[1]
+				group = args[1]
+				if err := wire.CheckGroup(group); err != nil {
+					return usageError(err)
+				}
 			}
-			return c.call(cmd, func(ctx context.Context, admin wire.Admin) error {
-				lags, err := admin.GroupLag(ctx, r)
+			return c.call(cmd, func(ctx context.Context, cl *client.Client) error {
+				lags, err := cl.GroupLag(ctx, args[0], group)
 				if err != nil {
 					return err
 				}
-				return printListing(cmd.OutOrStdout(), output, listLags(args[0], lags.Partitions))
+				return printListing(cmd.OutOrStdout(), output, listLags(args[0], lags))
 			})
 		},
 	}
@@ -133,15 +138,15 @@ func groupLagCommand() *cobra.Command {
 	return cmd
 }
 
-func listLags(topic string, lags []*wire.GroupPartition) listing {
-	slices.SortStableFunc(lags, func(a, b *wire.GroupPartition) int { return strings.Compare(a.Group, b.Group) })
+func listLags(topic string, lags []client.PartitionLag) listing {
+	slices.SortStableFunc(lags, func(a, b client.PartitionLag) int { return strings.Compare(a.Group, b.Group) })
 	l := listing{
 		header: []string{"group", "partition", "lag", "ack offset", "first", "end", "leased", "member"},
 		empty:  fmt.Sprintf("no group consumes %s yet", topic),
 	}
 	data := []lagInfo{}
 	for _, p := range lags {
-		data = append(data, lagInfo{p.Group, topic, p.Partition, p.Lag, p.AckOffset, p.Consumed, p.First, p.End, p.Leased, p.Member, p.Generation})
+		data = append(data, lagInfo{p.Group, topic, p.Partition, p.Lag, p.AckOffset, p.Consumed, p.First, p.End, p.Leased, p.Member})
 		l.rows = append(l.rows, []any{p.Group, p.Partition, p.Lag, p.AckOffset, p.First, p.End, p.Leased, p.Member})
 	}
 	l.data = data

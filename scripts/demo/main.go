@@ -1,0 +1,125 @@
+// Command demo sends a log of orders through a broker that is killed on the way, and shows that nothing was lost, that
+// every customer's orders came in order, and that every order that came twice has a reason.
+//
+//	go run ./scripts/demo -jmq ./jmq -orders FILE
+//
+// The broker is a process of the given binary with eight partitions of topic "orders". Two groups consume while orders are
+// sent: payment with three members, shipping with two. Three times it is killed with SIGKILL and started again on the same
+// folder and port. What every client saw is written as a history to the demo's folder, and is judged twice: by the ledger
+// of each group (ledger.go), which prints its line, and by server/servertest/check.
+//
+//	go run ./scripts/demo -run ./jmq
+//
+// is what make run does: it starts jmq dev, sends and consumes a sample of orders, and leaves the broker running.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+type options struct {
+	binary string
+	orders string // order log; empty: a generated one
+	shape  logShape
+	dir    string
+	seed   uint64
+	kills  int
+}
+
+func main() {
+	o := options{shape: fullLog}
+	var run string
+	var small bool
+	flag.StringVar(&o.binary, "jmq", "./jmq", "the jmq binary")
+	flag.StringVar(&o.orders, "orders", "", "order log; empty: a generated one of the same size and shape")
+	flag.BoolVar(&small, "small", false, "generate a small log")
+	flag.StringVar(&o.dir, "dir", "", "folder for data, logs and history (default: scripts/demo/jmq-data, whose last run is removed)")
+	flag.Uint64Var(&o.seed, "seed", uint64(time.Now().UnixNano()), "of the generated log and of the moments of the kills")
+	flag.IntVar(&o.kills, "kills", 3, "how often the broker is killed")
+	flag.StringVar(&run, "run", "", "start this jmq binary as jmq dev, send and consume a sample, and stay up")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // the second Ctrl-C ends the process at once
+	var err error
+	switch {
+	case flag.NArg() > 0:
+		err = fmt.Errorf("unexpected argument %q", flag.Arg(0))
+	case run != "":
+		err = runSample(ctx, run)
+	default:
+		if small {
+			o.shape = smallLog
+		}
+		err = demo(ctx, o)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "demo:", err)
+		os.Exit(1)
+	}
+}
+
+// demo is the whole of make demo. An error means that a promise was broken, or that it could not be carried out.
+func demo(ctx context.Context, o options) error {
+	orders, err := loadOrders(o)
+	if err != nil {
+		return err
+	}
+	if err := prepareFolder(&o); err != nil {
+		return err
+	}
+	if o.dir, err = filepath.Abs(o.dir); err != nil {
+		return err
+	}
+	r, err := newRun(o, orders)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	if err := r.play(ctx); err != nil {
+		if ctx.Err() != nil {
+			return errors.New("stopped before the end; data and history so far are in " + o.dir)
+		}
+		return fmt.Errorf("%w; data and logs are in %s", err, o.dir)
+	}
+	return r.judge(os.Stdout)
+}
+
+// ownFolder keeps the last run until the next one.
+var ownFolder = filepath.Join("scripts", "demo", "jmq-data")
+
+func prepareFolder(o *options) error {
+	if o.dir == "" {
+		o.dir = ownFolder
+		if _, err := os.Stat(filepath.Dir(o.dir)); err != nil {
+			return fmt.Errorf("start the demo from the project's root, or name a folder with -dir (%w)", err)
+		}
+		if err := os.RemoveAll(o.dir); err != nil {
+			return err
+		}
+	}
+	if entries, err := os.ReadDir(o.dir); err == nil && len(entries) > 0 {
+		return fmt.Errorf("folder %s is not empty; name another one with -dir", o.dir)
+	}
+	return os.MkdirAll(o.dir, 0o755)
+}
+
+// loadOrders reads the log, or generates one: as text that is read as any other.
+func loadOrders(o options) ([]order, error) {
+	if o.orders != "" {
+		return readOrders(o.orders)
+	}
+	var text bytes.Buffer
+	if err := generateOrders(&text, o.shape, o.seed); err != nil {
+		return nil, err
+	}
+	return parseOrders("generated order log", &text)
+}
