@@ -114,8 +114,10 @@ func (j *Journal) committer() {
 // hands over to the committer after so many rounds, or when groups are no longer small.
 func (j *Journal) lead(roundsMax int) {
 	for rounds := 1; ; rounds++ {
-		more := j.commit(false)
+		j.commit(false)
 		j.mu.Lock()
+		// Under one lock with giving the right back: whoever appends in between relies on us.
+		more := j.moreLocked()
 		handOver := more && roundsMax > 0 && (rounds >= roundsMax || !j.smallGroupsLocked())
 		// Close waits for the right to commit, and does the rest itself.
 		if !more || handOver || j.mu.closing {
@@ -131,14 +133,21 @@ func (j *Journal) lead(roundsMax int) {
 	}
 }
 
-// commit takes the gathering group and commits it; it reports whether more is to be done. The caller has the right to
-// commit. quiet leaves out the caller's hooks: while opening, cutting and closing.
-func (j *Journal) commit(quiet bool) (more bool) {
-	j.mu.Lock()
-	j.mu.kicked = false
-	j.mu.Unlock()
-	if j.opts.BeforeCommit != nil && !quiet {
-		j.opts.BeforeCommit()
+// moreLocked reports whether another commit has something to do.
+func (j *Journal) moreLocked() bool {
+	return len(j.mu.gathering.appends) > 0 || j.mu.kicked || j.mu.noopDue
+}
+
+// commit takes the gathering group and commits it. The caller has the right to commit. quiet leaves out the hooks: while
+// opening, cutting and closing.
+func (j *Journal) commit(quiet bool) {
+	if !quiet {
+		j.mu.Lock()
+		j.mu.kicked = false
+		j.mu.Unlock()
+		if j.opts.BeforeCommit != nil {
+			j.opts.BeforeCommit()
+		}
 	}
 
 	j.mu.Lock()
@@ -222,10 +231,6 @@ func (j *Journal) commit(quiet bool) (more bool) {
 		}
 	}
 	g.reset()
-
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return len(j.mu.gathering.appends) > 0 || j.mu.kicked || j.mu.noopDue
 }
 
 // complete calls Done of each.

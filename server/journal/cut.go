@@ -34,8 +34,7 @@ func (j *Journal) Truncate(to Position) error {
 	j.mu.committing = true
 	j.mu.cutting = true
 	j.mu.Unlock()
-	for j.commit(true) {
-	}
+	j.commit(true) // nothing more can be queued
 	err := j.truncate(to)
 	j.mu.Lock()
 	j.mu.cutting = false

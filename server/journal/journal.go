@@ -15,6 +15,7 @@
 //	00000000000004190208.journal   the next one: its name is the position after the last record of the one before
 //	spare-000003.journal           zeroes, synced: the next segment
 //	spare-000004.filling           a spare that is being filled; removed at Open
+//	cut.mark                       a Truncate is under way; Open finishes it
 //
 // Segments are as long as they will ever be from the first record on: they are filled with zeroes before, because
 // syncing a block that was written before costs half to three quarters of the time. When a prepared one of full size is
@@ -362,7 +363,7 @@ func (j *Journal) disown() {
 	j.mu.Lock()
 	j.mu.committing = false
 	j.mu.quiet.Broadcast()
-	more := len(j.mu.gathering.appends) > 0 || j.mu.kicked
+	more := j.moreLocked()
 	j.mu.Unlock()
 	if more {
 		j.wakeCommitter()
@@ -538,12 +539,15 @@ func (j *Journal) Close() error {
 	j.mu.committing = true
 	j.mu.Unlock()
 
-	for j.commit(false) { // also when the journal has stopped: who is queued must hear it
+	for !j.mu.closed {
+		j.commit(false) // also when the journal has stopped: who is queued must hear it
+		j.mu.Lock()
+		if !j.moreLocked() {
+			j.mu.closed = true
+			j.mu.noopDue = j.unproven
+		}
+		j.mu.Unlock()
 	}
-	j.mu.Lock()
-	j.mu.closed = true
-	j.mu.noopDue = j.unproven
-	j.mu.Unlock()
 	j.commit(true)
 	j.idleTimer.Stop()
 	close(j.stop)

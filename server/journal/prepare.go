@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	fillChunkBytes = 1 << 20         // one write of the zero-filling
-	fillSyncBytes  = 8 << 20         // it syncs after so many, so that its sync never stalls a commit for long
+	fillChunkBytes = 1 << 20         // the zero-filling syncs after so many, so that its sync never keeps a commit waiting for long
+	fillRest       = 3               // and rests for so many times as long as that took
 	prepareRetry   = 1 * time.Second // after a failed preparation
 )
 
@@ -51,17 +51,26 @@ func (j *Journal) takeSpareLocked(n int64) (spare, bool) {
 }
 
 // urgentLocked returns the file size of the segment that is needed at once, 0 if none is: an append was refused, or half of
-// the last segment is used and there is no spare. It is small, so that it is soon there.
+// the last segment is used and there is no spare. It is small, so that it is soon there; while small ones follow each
+// other each is twice as large as the one before, because a roll costs a few syncs.
 func (j *Journal) urgentLocked() int64 {
 	m := &j.mu
 	if m.need > 0 && !j.fitsLocked(m.need) {
 		size := (m.need + headerBlockBytes + 4095) &^ 4095
-		return max(size, j.opts.SegmentBytesFirst)
+		return max(size, j.smallLocked())
 	}
 	if len(m.spares) == 0 && m.next >= m.mark {
-		return j.opts.SegmentBytesFirst
+		return j.smallLocked()
 	}
 	return 0
+}
+
+func (j *Journal) smallLocked() int64 {
+	last := int64(2*(j.mu.limit-j.mu.mark)) + headerBlockBytes
+	if last >= j.opts.SegmentBytesMax {
+		return j.opts.SegmentBytesFirst
+	}
+	return max(min(2*last, j.opts.SegmentBytesMax/4)&^4095, j.opts.SegmentBytesFirst)
 }
 
 // fullLocked returns the file size of a full segment if no spare is one, else 0.
@@ -193,49 +202,58 @@ func (j *Journal) makeSpare(size int64, urgent bool) (s spare, err error) {
 	return spare{path: path, capacity: size - headerBlockBytes, file: f}, nil
 }
 
+// fill writes and syncs size zeroes in chunks, so that none of its syncs keeps a commit waiting for long, and rests between
+// them: the disk is the commits'. It does not rest when the current segment would be full before.
 func (j *Journal) fill(f vfs.File, size int64, urgent bool) error {
-	began := time.Now()
-	synced := int64(0)
 	for off := int64(0); off < size; {
-		select {
-		case <-j.stop:
-			return errStopped
-		default:
-		}
-		chunk := min(fillChunkBytes, size-off)
-		for end := off + chunk; off < end; {
+		began := time.Now()
+		for end := min(off+fillChunkBytes, size); off < end; {
 			n := min(int64(len(zeroes)), end-off)
 			if err := writeAt(f, zeroes[:n], off); err != nil {
 				return err
 			}
 			off += n
 		}
-		if urgent {
+		select {
+		case <-j.stop:
+			return errStopped
+		default:
+		}
+		if urgent || off == size {
 			continue
 		}
-		if off-synced >= fillSyncBytes && off < size {
-			if err := f.SyncData(); err != nil {
-				return err
-			}
-			synced = off
-			// The disk is the commits'; filling takes at most half of it.
-			if err := j.pause(time.Since(began)); err != nil {
-				return err
-			}
-			began = time.Now()
+		if err := f.SyncData(); err != nil {
+			return err
 		}
 		j.mu.Lock()
-		small := j.urgentLocked()
-		failing := j.mu.prepareErr != nil
+		small := int64(0)
+		if j.mu.prepareErr == nil {
+			small = j.urgentLocked()
+		}
+		room := j.roomShareLocked()
 		j.mu.Unlock()
-		if small > 0 && !failing {
+		if small > 0 {
 			if err := j.prepareSpare(small, true); errors.Is(err, errStopped) {
 				return err
 			}
-			began = time.Now()
+			continue
+		}
+		if room > float64(size-off)/float64(size) {
+			if err := j.pause(fillRest * time.Since(began)); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
+}
+
+// roomShareLocked is which part of the last segment is free.
+func (j *Journal) roomShareLocked() float64 {
+	half := j.mu.limit - j.mu.mark
+	if half == 0 {
+		return 0
+	}
+	return float64(j.mu.limit-j.mu.next) / float64(2*half)
 }
 
 // pause waits for d, or until a segment is needed.

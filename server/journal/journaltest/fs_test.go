@@ -43,7 +43,6 @@ func content(t *testing.T, fsys vfs.FS, name string) string {
 // TestFaults: a call fails before it is done, after it, or when a part of it is done; the list has what was done.
 func TestFaults(t *testing.T) {
 	f := New(nil)
-	file := create(t, f, "/a")
 	var fault Fault
 	f.SetBefore(func(op Op) Fault {
 		if op.Call == Read || op.Call == Open || op.Call == Stat {
@@ -63,7 +62,7 @@ func TestFaults(t *testing.T) {
 		{Fault{Short: 2}, 2, "ab"},
 	} {
 		fault = Fault{}
-		file = create(t, f, "/a")
+		file := create(t, f, "/a")
 		f.TakeOps()
 		fault = c.fault
 		n, err := file.WriteAt([]byte("abc"), 0)
