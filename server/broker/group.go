@@ -20,7 +20,6 @@ type births struct {
 		sync.Mutex
 		running map[birthKey]*birth
 		ids     map[groupKey]*newID // numbers of groups that are nowhere yet
-		lastID  offset.GroupID
 	}
 }
 
@@ -120,8 +119,12 @@ func (s *births) begin(b *Broker, key birthKey) (mine bool, running *birth, id o
 	if !known {
 		n := s.mu.ids[key.group]
 		if n == nil {
-			s.mu.lastID = max(s.mu.lastID, table.LastGroup()) + 1
-			n = &newID{id: s.mu.lastID}
+			// A number is taken by the table or by a birth under way; one whose birth failed, and so is not in the log, is free again.
+			last := table.LastGroup()
+			for _, other := range s.mu.ids {
+				last = max(last, other.id)
+			}
+			n = &newID{id: last + 1}
 			s.mu.ids[key.group] = n
 		}
 		n.users++
