@@ -10,10 +10,7 @@ import (
 	"time"
 
 	"github.com/jmqio/jmq/wire"
-	"go.uber.org/goleak"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fakeBroker is a broker in memory with the rules that a client can see: dense indexes per partition, one lease per group
 // and partition, long polls. What a test wants to go wrong it does in the hooks.

@@ -507,7 +507,7 @@ func (l *lane) abandon(p *pending, why error) (sendResult, bool, error) {
 		return sendResult{}, false, fmt.Errorf("not sent: %w", why)
 	}
 	if p.state.CompareAndSwap(pendingWaits, pendingAbandoned) {
-		return sendResult{outcome: Unknown}, false, why
+		return sendResult{outcome: Unknown, unknown: -1}, false, why
 	}
 	<-p.ready
 	return p.result, true, nil

@@ -37,7 +37,9 @@ type Receipt struct {
 	Index       uint64
 	StoredAt    time.Time
 	Attempts    int // how often it was sent
-	Unknown     int // attempts whose outcome stayed unknown: each may have left another copy
+	// Unknown counts the attempts whose outcome stayed unknown: each may have left another copy. -1: Send returned while its
+	// batch was under way, because its context or its time had ended.
+	Unknown int
 }
 
 // KeyPartition returns the partition of an order key: xxhash64 of its bytes, modulo the number of partitions. It is part of

@@ -57,12 +57,14 @@ func (p *Producer) Send(ctx context.Context, m *Message) (Receipt, error) {
 	for {
 		r, err := p.sendOne(ctx, m, id, born.UnixNano(), deadline, rt)
 		receipt.Attempts += r.attempts
-		receipt.Unknown += r.unknown
+		if receipt.Unknown += r.unknown; r.unknown < 0 {
+			receipt.Unknown = -1
+		}
 		if err == nil {
 			receipt.BrokerGroup, receipt.Partition, receipt.Index, receipt.StoredAt = r.brokerGroup, r.partition, r.first, time.Unix(0, r.stored)
 			return receipt, nil
 		}
-		if receipt.Unknown > 0 {
+		if receipt.Unknown != 0 {
 			err.Outcome = Unknown
 		}
 		err.Attempts = receipt.Attempts

@@ -92,6 +92,8 @@ func (m *message) copiesMax() int {
 	n := 0
 	for _, a := range m.attempts {
 		switch {
+		case a.unknown < 0:
+			return math.MaxInt
 		case a.result == OK:
 			n += 1 + int(a.unknown)
 		case a.unknown > 0:

@@ -65,7 +65,8 @@ type Event struct {
 	// Return is 0 for what has no duration.
 	Return int64  `json:"return,omitempty"`
 	Result Result `json:"result,omitempty"`
-	// Unknown counts the attempts of a send whose outcome stayed unknown: each may have left a copy.
+	// Unknown counts the attempts of a send whose outcome stayed unknown: each may have left a copy. -1: their number is
+	// not known.
 	Unknown int    `json:"unknown,omitempty"`
 	Hash    string `json:"hash,omitempty"` // of the body
 	Lease   uint64 `json:"lease,omitempty"`

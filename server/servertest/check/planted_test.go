@@ -9,8 +9,6 @@ import (
 
 func (m *model) planted(b bug) bool { return m.bug == b }
 
-const plantedBuild = true
-
 // Each bug that a broker can really have is caught, and by the check that is there for it. The seeds are several: a bug
 // needs its crash at the right moment.
 func TestPlanted(t *testing.T) {

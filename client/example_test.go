@@ -1,0 +1,197 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/jmqio/jmq/client"
+)
+
+// A message is sent, received and acknowledged. devBroker is the address of a broker: "" is that of `jmq dev` on this
+// machine.
+func Example() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	cl, err := client.Dial(ctx, devBroker(), client.WithApp("payment"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cl.Close(context.Background())
+	if err := cl.CreateTopic(ctx, "orders", 8); err != nil {
+		log.Fatal(err)
+	}
+
+	p, err := cl.Producer("orders")
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := p.Send(ctx, &client.Message{Key: "order-4711", OrderKey: "customer-12", Body: []byte(`{"amount": 1995}`)}); err != nil {
+		log.Fatal(err)
+	}
+
+	c, err := cl.Consumer("orders", client.Start(client.FromBeginning))
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = c.Run(ctx, func(ctx context.Context, d *client.Delivery) error {
+		fmt.Printf("%s: %s\n", d.Key, d.Body)
+		cancel() // one is enough here
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output: order-4711: {"amount": 1995}
+}
+
+// The three outcomes of a send.
+func ExampleProducer_Send() {
+	ctx := context.Background()
+	cl, err := client.Dial(ctx, devBroker())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cl.Close(ctx)
+	p, err := cl.Producer("not-there", client.Timeout(2*time.Second))
+	if err != nil {
+		log.Fatal(err)
+	}
+	m := &client.Message{Body: []byte("hello")}
+	receipt, err := p.Send(ctx, m)
+	switch {
+	case err == nil:
+		fmt.Println("stored")
+	case errors.Is(err, client.ErrUnknown):
+		m.ID = receipt.MessageID // so that a copy is known as one
+		fmt.Println("it may be stored: send it again")
+	case errors.Is(err, client.ErrNotFound):
+		fmt.Println("not stored, no such topic")
+	default:
+		fmt.Println("not stored:", err)
+	}
+	// Output: not stored, no such topic
+}
+
+// Messages of one order key are stored together and in order.
+func ExampleProducer_SendBatch() {
+	ctx := context.Background()
+	cl, err := client.Dial(ctx, devBroker())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cl.Close(ctx)
+	if err := cl.CreateTopic(ctx, "steps", 4); err != nil {
+		log.Fatal(err)
+	}
+	p, err := cl.Producer("steps")
+	if err != nil {
+		log.Fatal(err)
+	}
+	receipts, err := p.SendBatch(ctx, []*client.Message{
+		{OrderKey: "order-1", Body: []byte("paid")},
+		{OrderKey: "order-1", Body: []byte("packed")},
+		{OrderKey: "order-1", Body: []byte("sent")},
+	})
+	if err != nil {
+		log.Fatal(err) // a *client.BatchError, which knows of each message
+	}
+	for _, r := range receipts {
+		fmt.Println(r.Index)
+	}
+	// Output:
+	// 0
+	// 1
+	// 2
+}
+
+// Messages are fetched and acknowledged one by one, without a handler.
+func ExampleConsumer_Fetch() {
+	ctx := context.Background()
+	cl, err := client.Dial(ctx, devBroker())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cl.Close(ctx)
+	if err := cl.CreateTopic(ctx, "jobs", 1); err != nil {
+		log.Fatal(err)
+	}
+	c, err := cl.Consumer("jobs", client.Group("worker.night"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := c.Subscribe(ctx); err != nil { // from here on
+		log.Fatal(err)
+	}
+	p, err := cl.Producer("jobs")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, job := range []string{"count", "print"} {
+		if _, err := p.Send(ctx, &client.Message{Body: []byte(job)}); err != nil {
+			log.Fatal(err)
+		}
+	}
+	for n := 0; n < 2; {
+		deliveries, err := c.Fetch(ctx, 10, client.Wait(time.Second))
+		if err != nil {
+			log.Fatal(err)
+		}
+		for _, d := range deliveries {
+			fmt.Printf("%s\n", d.Body)
+			if err := d.Ack(ctx); err != nil {
+				log.Fatal(err)
+			}
+			n++
+		}
+	}
+	// Output:
+	// count
+	// print
+}
+
+// Handlers that fail get their message again, in order, after a pause.
+func ExampleConsumer_Run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	cl, err := client.Dial(ctx, devBroker(), client.WithApp("shipping"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cl.Close(context.Background())
+	if err := cl.CreateTopic(ctx, "parcels", 1); err != nil {
+		log.Fatal(err)
+	}
+	p, err := cl.Producer("parcels")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, name := range []string{"small", "large"} {
+		if _, err := p.Send(ctx, &client.Message{Body: []byte(name)}); err != nil {
+			log.Fatal(err)
+		}
+	}
+	c, err := cl.Consumer("parcels", client.Start(client.FromBeginning), client.Backoff(time.Millisecond, time.Second))
+	if err != nil {
+		log.Fatal(err)
+	}
+	tries := 0
+	err = c.Run(ctx, func(ctx context.Context, d *client.Delivery) error {
+		if tries++; tries == 1 {
+			return errors.New("no van")
+		}
+		fmt.Printf("%s\n", d.Body)
+		if string(d.Body) == "large" {
+			cancel()
+		}
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// small
+	// large
+}
