@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -93,7 +94,13 @@ func TestBatchRoundTrip(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			for i := 8; i < 56; i++ {
+				first[i] = 0xee // whatever the producer left there
+			}
 			first.SetBroker(BrokerFields{1, 2, 3, 4, 5, 6})
+			if first[14]|first[15]|first[28]|first[31]|first[48]|first[55] != 0 {
+				t.Fatalf("reserved bytes are not 0: %x", first[:BatchHeaderBytes])
+			}
 			if err := first.Verify(); err != nil {
 				t.Fatal(err)
 			}
@@ -296,7 +303,14 @@ func TestDecompressionBounded(t *testing.T) {
 				t.Fatal(err)
 			}
 			buf := make([]byte, 0, raw)
+			c.Messages(bomb, nil) // what the codec keeps
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
 			_, err := c.Messages(b, buf)
+			runtime.ReadMemStats(&after)
+			if took := after.TotalAlloc - before.TotalAlloc; took > 1<<20 {
+				t.Errorf("%v, size %d: took %d bytes", compression, raw, took)
+			}
 			if got := CodeOf(err); got != CodeCorrupt {
 				t.Errorf("%v, size %d: got %v (%v), want corrupt", compression, raw, got, err)
 			}

@@ -148,6 +148,27 @@ func TestConnEnds(t *testing.T) {
 	})
 }
 
+// TestConnEndsWhileWriting shows that a request that is being written when the connection ends is unknown: how much of it
+// the peer has cannot be told.
+func TestConnEndsWhileWriting(t *testing.T) {
+	near, far := net.Pipe()
+	defer near.Close()
+	c := serve(t, NewConn(far, ConnOptions{}))
+	results := make(chan error, 2)
+	for _, command := range []Command{CommandProduce, CommandFetch} {
+		if _, err := c.Start(command, nil, nil, func(_ Frame, err error) { results <- err }); err != nil {
+			t.Fatal(err)
+		}
+		c.Flush() // the first is with the writer, and nobody reads
+	}
+	c.Close(nil)
+	codes := map[Code]int{CodeOf(<-results): 1}
+	codes[CodeOf(<-results)]++
+	if codes[CodeUnknown] != 1 || codes[CodeDisconnected] != 1 {
+		t.Fatalf("got %v", codes)
+	}
+}
+
 // TestConnCancel shows that a call ends with its context, that its late answer disturbs nobody, and that Cancel tells who
 // was first.
 func TestConnCancel(t *testing.T) {

@@ -2,6 +2,7 @@ package listener
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -25,8 +26,8 @@ const flushAfter = time.Millisecond
 type Flusher struct {
 	mu struct {
 		sync.Mutex
-		marked  []*session
-		spare   []*session
+		marked  []*marked
+		spare   []*marked
 		flushes uint64 // calls that took marked
 		timer   *time.Timer
 		armed   bool
@@ -34,14 +35,20 @@ type Flusher struct {
 	}
 }
 
-// mark is called after an answer was queued in s where none waited.
-func (f *Flusher) mark(s *session) {
-	if !s.marked.CompareAndSwap(false, true) {
+// marked is a session as the Flusher sees it.
+type marked struct {
+	flush func()      // writes what is queued, without waiting
+	on    atomic.Bool // it is in the list
+}
+
+// mark is called after an answer was queued in m where none waited.
+func (f *Flusher) mark(m *marked) {
+	if !m.on.CompareAndSwap(false, true) {
 		return // it is in the list, or a Flush that took it from there has not begun to write it
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.mu.marked = append(f.mu.marked, s)
+	f.mu.marked = append(f.mu.marked, m)
 	if !f.mu.armed {
 		f.arm()
 	}
@@ -81,18 +88,18 @@ func (f *Flusher) Flush() {
 		f.mu.Unlock()
 		return
 	}
-	marked := f.mu.marked
+	list := f.mu.marked
 	f.mu.marked, f.mu.spare = f.mu.spare, nil
 	f.mu.flushes++
 	f.mu.Unlock()
-	for i, s := range marked {
+	for i, m := range list {
 		// First the mark, then the write: an answer that comes in between marks the session again.
-		s.marked.Store(false)
-		s.Conn().Flush()
-		marked[i] = nil
+		m.on.Store(false)
+		m.flush()
+		list[i] = nil
 	}
 	f.mu.Lock()
-	f.mu.spare = marked[:0]
+	f.mu.spare = list[:0]
 	f.mu.Unlock()
 }
 

@@ -104,7 +104,7 @@ type Listener struct {
 // session is a connection as the listener sees it.
 type session struct {
 	*wire.Session
-	marked atomic.Bool // in the Flusher's list
+	marked marked
 
 	// Of the one that looks for silent clients.
 	read  uint64 // bytes read when it looked last
@@ -182,8 +182,9 @@ func (l *Listener) open(nc net.Conn) {
 	}
 	s := new(session)
 	s.Session = l.o.Handler.NewSession(nc, wire.SessionOptions{
-		Buffers: &l.buffers, OnQueued: func(*wire.Session) { l.o.Flusher.mark(s) },
+		Buffers: &l.buffers, OnQueued: func(*wire.Session) { l.o.Flusher.mark(&s.marked) },
 	})
+	s.marked.flush = s.Conn().Flush
 	l.mu.sessions[s] = struct{}{}
 	l.mu.Unlock()
 	go l.serve(s)
