@@ -445,15 +445,21 @@ func TestReaders(t *testing.T) {
 
 // TestConcurrent: many appenders, some of which lead, readers that follow, random reads, a trimmer, on a journal that rolls all the
 // time. Done comes in the order of positions; each appender's messages are in its order; nobody sees a record that is not synced.
+// With no-ops in between, and without: then an append that a commit left behind would wait for ever.
 func TestConcurrent(t *testing.T) {
+	t.Run("noops", func(t *testing.T) { testConcurrent(t, time.Millisecond) })
+	t.Run("no noops", func(t *testing.T) { testConcurrent(t, time.Hour) })
+}
+
+func testConcurrent(t *testing.T, idleAfter time.Duration) {
 	o := testOptions(vfs.NewMem())
 	o.QueueLenMax = 40
-	o.IdleAfter = time.Millisecond
+	o.IdleAfter = idleAfter
 	var commits atomic.Int64
 	o.AfterCommit = func() { commits.Add(1) }
 	j := mustOpen(t, o)
 	const appenders = 16
-	each := 60
+	each := 100
 	if raceEnabled {
 		each = 25
 	}
@@ -571,6 +577,69 @@ func TestConcurrent(t *testing.T) {
 		t.Errorf("metrics %+v", m)
 	}
 	t.Logf("%+v", m)
+	mustClose(t, j)
+}
+
+// TestNothingIsLeftBehind: an append that comes while a commit ends is in the next one, though its own TryLead found one running.
+// In each round two goroutines append once and wait, so nothing else would ever commit it; their distance varies so that
+// some meet that moment.
+func TestNothingIsLeftBehind(t *testing.T) {
+	o := testOptions(vfs.NewMem())
+	o.SegmentBytesMax, o.SegmentBytesFirst = 8<<20, 8<<20
+	j := mustOpen(t, o)
+	rounds := 30_000
+	if raceEnabled {
+		rounds = 3000
+	}
+	sink := 0
+	appender := func(seed uint64) func() bool {
+		rng := newRandQuiet(seed)
+		done := make(chan error, 1)
+		a := &Append{Entries: []Entry{{Kind: KindEnd}}, Done: func(_ *Append, err error) { done <- err }}
+		late := time.NewTimer(time.Hour)
+		late.Stop()
+		return func() bool {
+			spin := 0
+			for i := range rng.IntN(2000) {
+				spin += i
+			}
+			if spin < 0 {
+				sink++
+			}
+			if err := j.Append(a); err != nil {
+				t.Error(err)
+				return false
+			}
+			j.TryLead()
+			late.Reset(10 * time.Second)
+			defer late.Stop()
+			select {
+			case err := <-done:
+				return err == nil
+			case <-late.C:
+				t.Error("an append was left behind")
+				return false
+			}
+		}
+	}
+	one, other := appender(1), appender(2)
+	begin, end := make(chan struct{}), make(chan bool)
+	go func() {
+		for range begin {
+			end <- other()
+		}
+		close(end)
+	}()
+	for range rounds {
+		begin <- struct{}{}
+		ok := one()
+		if !<-end || !ok {
+			t.Error("not committed")
+			break
+		}
+	}
+	close(begin)
+	<-end
 	mustClose(t, j)
 }
 
