@@ -18,13 +18,17 @@ TOOL      := $(GO) tool -modfile=scripts/tools/go.mod
 # A binary built with -race sleeps one second at its end unless told not to.
 RACE      := GORACE=atexit_sleep_ms=0 $(GO) test -race
 
-.PHONY: run test check bench demo fuzz deps generate build fmt
+.PHONY: run test check bench demo fuzz deps generate build fmt .bin/demo
 
-run: build
-	@$(GO) run ./scripts/demo -run ./jmq
+run: build .bin/demo
+	@exec .bin/demo -run ./jmq
 
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o jmq .
+
+# Not by go run, which does not pass on how its program ended.
+.bin/demo:
+	@$(GO) build -o $@ ./scripts/demo
 
 check:
 	$(GO) build ./...
@@ -42,15 +46,15 @@ test: deps check
 	JMQ_TEST_REQUIRE=all $(GO) test -count=1 -timeout 20m ./...
 	$(GO) test -count=1 -run Planted -tags planted ./...
 	scripts/fuzz.sh 5s
-	$(MAKE) build
-	$(GO) run ./scripts/demo -jmq ./jmq -small
+	$(MAKE) build .bin/demo
+	.bin/demo -jmq ./jmq -small
 	$(GO) run ./scripts/bench -smoke
 
 bench: build
 	$(GO) run ./scripts/bench
 
-demo: build
-	@$(GO) run ./scripts/demo -jmq ./jmq -orders '$(ORDERS)'
+demo: build .bin/demo
+	@exec .bin/demo -jmq ./jmq -orders '$(ORDERS)'
 
 fuzz:
 	scripts/fuzz.sh $(FUZZTIME)

@@ -31,8 +31,10 @@ type options struct {
 	orders string // order log; empty: a generated one
 	shape  logShape
 	dir    string
-	seed   uint64
-	kills  int
+	// temporary: dir is made, and removed if nothing is wrong.
+	temporary bool
+	seed      uint64
+	kills     int
 }
 
 func main() {
@@ -41,7 +43,7 @@ func main() {
 	var small bool
 	flag.StringVar(&o.binary, "jmq", "./jmq", "the jmq binary")
 	flag.StringVar(&o.orders, "orders", "", "order log; empty: a generated one of the same size and shape")
-	flag.BoolVar(&small, "small", false, "generate a small log")
+	flag.BoolVar(&small, "small", false, "generate a small log, and use a temporary folder")
 	flag.StringVar(&o.dir, "dir", "", "folder for data, logs and history (default: scripts/demo/jmq-data, whose last run is removed)")
 	flag.Uint64Var(&o.seed, "seed", uint64(time.Now().UnixNano()), "of the generated log and of the moments of the kills")
 	flag.IntVar(&o.kills, "kills", 3, "how often the broker is killed")
@@ -57,7 +59,7 @@ func main() {
 		err = runSample(ctx, run)
 	default:
 		if small {
-			o.shape = smallLog
+			o.shape, o.temporary = smallLog, o.dir == ""
 		}
 		err = demo(ctx, o)
 	}
@@ -67,11 +69,21 @@ func main() {
 	}
 }
 
-// demo is the whole of make demo. An error means that a promise was broken, or that it could not be carried out.
-func demo(ctx context.Context, o options) error {
+// demo is the whole of make demo; a temporary folder is kept only if something is wrong. An error means that a promise was broken, or that it could not be carried out.
+func demo(ctx context.Context, o options) (err error) {
 	orders, err := loadOrders(o)
 	if err != nil {
 		return err
+	}
+	if o.temporary {
+		if o.dir, err = os.MkdirTemp("", "jmq-demo-"); err != nil {
+			return err
+		}
+		defer func() {
+			if err == nil {
+				err = os.RemoveAll(o.dir)
+			}
+		}()
 	}
 	if err := prepareFolder(&o); err != nil {
 		return err

@@ -437,8 +437,10 @@ func (r *run) judge(out io.Writer) error {
 		wrong = append(wrong, "the history violates a promise, see above")
 	}
 	fmt.Fprintf(os.Stderr, "killed %d times; %.1f s; seed %d\n", r.restarts.Load(), r.took.Seconds(), r.o.seed)
-	fmt.Fprintf(os.Stderr, "checked: every send, reception and ack in %s\n", r.historyFile())
-	fmt.Fprintf(os.Stderr, "kept: %s; see it with: %s journal verify %s\n", r.broker.data(), r.o.binary, r.broker.data())
+	if !r.o.temporary || len(wrong) > 0 {
+		fmt.Fprintf(os.Stderr, "checked: every send, reception and ack in %s\n", r.historyFile())
+		fmt.Fprintf(os.Stderr, "kept: %s; see it with: %s journal verify %s\n", r.broker.data(), r.o.binary, r.broker.data())
+	}
 	for _, w := range wrong {
 		fmt.Fprintln(os.Stderr, "WRONG:", w)
 	}

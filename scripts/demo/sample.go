@@ -24,6 +24,8 @@ const (
 func runSample(ctx context.Context, binary string) error {
 	dev := exec.Command(binary, "dev")
 	dev.Stdout, dev.Stderr = os.Stdout, os.Stderr
+	// A Ctrl-C is passed on below, once: a second one would end it at once, without a clean stop.
+	dev.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := dev.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", binary, err)
 	}
@@ -42,7 +44,7 @@ func runSample(ctx context.Context, binary string) error {
 				_ = dev.Process.Signal(syscall.SIGTERM) // it may have ended
 			}
 		case <-ctx.Done():
-			_ = dev.Process.Signal(syscall.SIGTERM) // a terminal's Ctrl-C has reached it too
+			_ = dev.Process.Signal(syscall.SIGTERM) // it may have ended
 			ctx = context.WithoutCancel(ctx)
 		case err := <-ended:
 			cancel()
