@@ -33,7 +33,7 @@ func checkEvents(t *testing.T, events []Event) *Report {
 // A correct broker passes, whatever the schedule, and every check has something to look at.
 func TestModelPasses(t *testing.T) {
 	total := map[Reason]int{}
-	for _, seed := range seeds(40) {
+	for _, seed := range seeds(12) {
 		r := checkEvents(t, runModel(seed, noBug, 3000))
 		if err := r.Err(); err != nil {
 			t.Fatalf("-seed=%d: %v", seed, err)

@@ -126,7 +126,8 @@ func (m *message) returned() int64 {
 
 // partitionLog is what all readers together say about one partition.
 type partitionLog struct {
-	at        map[uint64]int32 // index -> message
+	at        map[uint64]int32  // index -> message
+	epochs    map[uint64]uint64 // index -> epoch of its record, as scans say
 	conflicts []string
 	conflictN int
 }
@@ -259,7 +260,7 @@ func (c *Checker) message(id string) (int32, *message) {
 }
 
 func (c *Checker) log(k logKey) *partitionLog {
-	return getOrMake(c.logs, k, func() *partitionLog { return &partitionLog{at: map[uint64]int32{}} })
+	return getOrMake(c.logs, k, func() *partitionLog { return &partitionLog{at: map[uint64]int32{}, epochs: map[uint64]uint64{}} })
 }
 
 func (c *Checker) group(k groupKey) *groupPartition {
@@ -435,6 +436,13 @@ func (c *Checker) addScan(e *Event, k scanKey) {
 		}
 		if e.Epoch < s.epoch {
 			problem("epoch %d at index %d, after epoch %d", e.Epoch, e.Index, s.epoch)
+		}
+		if l := c.log(k.logKey); e.Epoch != 0 {
+			if was, ok := l.epochs[e.Index]; !ok {
+				l.epochs[e.Index] = e.Epoch
+			} else if was != e.Epoch {
+				problem("index %d has epoch %d, and %d in another scan", e.Index, e.Epoch, was)
+			}
 		}
 		s.next, s.epoch = e.Index+1, max(s.epoch, e.Epoch)
 		s.seen[e.Index] = i

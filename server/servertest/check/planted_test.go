@@ -32,7 +32,7 @@ func TestPlanted(t *testing.T) {
 		{readsUncommitted, "C4"},
 	} {
 		t.Run(string(p.bug), func(t *testing.T) {
-			all := seeds(20)
+			all := seeds(10)
 			caught := map[string]int{}
 			any := 0
 			for _, seed := range all {
