@@ -33,11 +33,13 @@ func Open(opt Options) (*Store, error) {
 		FlushEntries: opt.IndexFlushEntries, TailBytesMax: opt.IndexTailBytesMax,
 	})
 	if err := s.recover(); err != nil {
-		errs := []error{err}
+		// Why it does not open is told; what went wrong on the way out adds nothing.
 		if s.log != nil {
-			errs = append(errs, s.log.Close())
+			_ = s.log.Close()
 		}
-		return nil, errors.Join(append(errs, s.index.Close(), f.close())...)
+		_ = s.index.Close()
+		_ = f.close()
+		return nil, err
 	}
 	s.started.Store(true)
 	go s.run()

@@ -185,7 +185,12 @@ func (s *Store) Epoch() journal.Epoch { return s.log.Epoch() }
 func (s *Store) Kick() { s.log.Kick() }
 
 // WaitRoom waits until an append would not be refused with journal.ErrBusy, or ctx ends, or the store does.
-func (s *Store) WaitRoom(ctx context.Context) error { return s.log.WaitRoom(ctx) }
+func (s *Store) WaitRoom(ctx context.Context) error {
+	if p := s.failure.Load(); p != nil {
+		return *p
+	}
+	return s.log.WaitRoom(ctx)
+}
 
 // Watch registers the function that is told of partitions that grew.
 func (s *Store) Watch(f func(p store.Partition, end index.Index)) { s.watch.Store(&f) }

@@ -48,7 +48,7 @@ func (s *Store) CreateTopic(ctx context.Context, namespace uint32, name string, 
 		case c.err == nil:
 			return c.topic, store.ErrTopicExists
 		case errors.Is(c.err, journal.ErrBusy):
-			if err := s.log.WaitRoom(ctx); err != nil {
+			if err := s.WaitRoom(ctx); err != nil {
 				return store.Topic{}, err
 			}
 		default:
