@@ -180,7 +180,7 @@ func (s *Store) beforeCommit() {
 	if s.opt.Gather == nil || !s.started.Load() {
 		return
 	}
-	s.opt.Gather(s.gathered)
+	s.opt.Gather(s.add)
 }
 
 func (s *Store) gathered(kind journal.Kind, payload []byte, done func(error)) {

@@ -82,6 +82,7 @@ func (s *Store) run() {
 	defer close(b.done)
 	tick := time.NewTicker(s.opt.CheckpointEvery)
 	defer tick.Stop()
+	failed := false // the last one did: the next is tried when its time has come, however much was written
 	for {
 		due := false
 		select {
@@ -93,11 +94,12 @@ func (s *Store) run() {
 		}
 		s.repairFiles()
 		s.apply.Lock()
-		due = due || s.apply.since >= s.opt.CheckpointBytes
+		due = due || !failed && s.apply.since >= s.opt.CheckpointBytes
 		s.apply.Unlock()
 		if due && s.Err() == nil {
-			if err := s.Checkpoint(); err != nil {
-				// The journal has everything; the next one is tried when it is due. Recovery takes longer meanwhile.
+			err := s.Checkpoint()
+			if failed = err != nil; failed {
+				// The journal has everything; recovery takes longer meanwhile.
 				s.opt.Logger.Error("checkpoint failed", "folder", s.folder.dir, "error", err)
 			}
 			tick.Reset(s.opt.CheckpointEvery)

@@ -245,6 +245,50 @@ func TestCheckpointTriggers(t *testing.T) {
 	})
 }
 
+// TestCheckpointFails shows that a checkpoint that cannot be written stops nothing, is not tried again at each append, and
+// leaves the older one; when the disk is well again the next is written.
+func TestCheckpointFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fs := journaltest.New(nil)
+		o := options(fs)
+		o.CheckpointBytes, o.CheckpointEvery = 1<<10, 10*time.Second
+		s, err := Open(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fs.SetBefore(func(op journaltest.Op) journaltest.Fault {
+			if op.Call == journaltest.Write && strings.Contains(op.Path, checkpointSuffix) {
+				return journaltest.Fault{Err: journaltest.ErrInjected}
+			}
+			return journaltest.Fault{}
+		})
+		p := partitionOfTopic(mustTopic(t, s, "orders", 1), 0)
+		for range 50 {
+			if r := appendWait(s, p, batchOf(t, strings.Repeat("x", 500))); r.err != nil {
+				t.Fatal(r.err)
+			}
+			synctest.Wait()
+		}
+		if m := s.Metrics(); m.CheckpointErrors != 1 || m.Checkpoints != 0 {
+			t.Fatalf("%d failed, %d written", m.CheckpointErrors, m.Checkpoints)
+		}
+		time.Sleep(11 * time.Second)
+		synctest.Wait()
+		if m := s.Metrics(); m.CheckpointErrors != 2 {
+			t.Fatalf("%d failed after 11 s", m.CheckpointErrors)
+		}
+		fs.SetBefore(nil)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if m := s.Metrics(); m.Checkpoints != 1 || s.Err() != nil {
+			t.Fatalf("%d written, %v", m.Checkpoints, s.Err())
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 // blob is a table whose state is as many bytes as it has seen end records.
 type blob struct{ n int }
 

@@ -26,6 +26,7 @@ func Open(opt Options) (*Store, error) {
 	s := &Store{opt: opt, folder: f, topics: store.NewTopics()}
 	s.tables = append([]store.Table{s.topics}, opt.Tables...)
 	s.byID.Store(new([]*topicState))
+	s.add = s.gathered
 	s.creating.names = map[topicName]*creation{}
 	s.background.init()
 	s.index = opt.OpenIndex(index.Options{

@@ -75,8 +75,9 @@ type Store struct {
 	// grown are the partitions that grew in this commit. Only the committing goroutine touches it.
 	grown []*part
 
-	pendings sync.Pool // *pending
-	windows  sync.Pool // *window
+	add      func(journal.Kind, []byte, func(error)) // s.gathered, made once
+	pendings sync.Pool                               // *pending
+	windows  sync.Pool                               // *window
 
 	creating struct {
 		sync.Mutex
