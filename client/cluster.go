@@ -104,6 +104,7 @@ func (c *Cluster) close() {
 func (c *Cluster) serve(s *slot, first chan<- error) {
 	defer c.ran.Done()
 	pause := reconnectMin
+	told := false // of this outage
 	for round := 0; c.ctx.Err() == nil; round++ {
 		l, err := c.connect()
 		if round == 0 {
@@ -116,14 +117,15 @@ func (c *Cluster) serve(s *slot, first chan<- error) {
 			first <- err
 		}
 		if err != nil {
-			if round == 0 || pause == reconnectMax {
-				c.o.logger.Warn("no connection to the broker", "err", err)
+			if !told {
+				told = true
+				c.o.logger.Warn("no connection to the broker, trying on", "err", err)
 			}
 			c.sleep(pause)
 			pause = min(2*pause, reconnectMax)
 			continue
 		}
-		pause = reconnectMin
+		pause, told = reconnectMin, false
 		c.o.logger.Info("connected", "broker", l.addr, "brokerGroup", l.brokerGroup)
 		s.link.Store(l)
 		c.mu.Lock()

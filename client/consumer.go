@@ -236,6 +236,11 @@ func (c *Consumer) Ack(ctx context.Context, ds ...*Delivery) error {
 
 // end ends the leases of deliveries, and repeats what may be repeated until ctx ends or the lease is over.
 func (c *Consumer) end(ctx context.Context, op string, outcome wire.Outcome, ds []*Delivery) error {
+	for _, d := range ds {
+		if d == nil || d.consumer != c {
+			return newError(op, c.topic, -1, "", wire.Errorf(wire.CodeInvalid, "a delivery of another consumer, or of none"))
+		}
+	}
 	var errs []error
 	for _, group := range endRanges(ds, outcome) {
 		errs = append(errs, c.endAll(ctx, op, group))

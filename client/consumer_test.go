@@ -87,6 +87,9 @@ func TestFetchAndAck(t *testing.T) {
 		if err := never.Ack(ctx); !errors.Is(err, ErrLeaseUnknown) {
 			t.Errorf("unknown lease: %v", err)
 		}
+		if err := consumer(t, c).Ack(ctx, ds[1]); !errors.Is(err, ErrInvalid) {
+			t.Errorf("of another consumer: %v", err)
+		}
 		beyond := *ds[1]
 		beyond.Index = 6
 		if err := beyond.Ack(ctx); !errors.Is(err, ErrInvalid) {

@@ -10,8 +10,7 @@ import (
 
 // Delivery is a message that a group was given. Its Body is its own.
 type Delivery struct {
-	Message            // Topic and Partition are set
-	ID       string    // the message's
+	Message            // ID, Topic and Partition are set
 	Group    string    //
 	Index    uint64    // in its partition
 	Epoch    uint64    // of the broker that gave it
@@ -70,10 +69,10 @@ func (c *Consumer) deliveries(r *wire.FetchResponse, member uint32, deadline tim
 			m := it.View.Alias()
 			all = append(all, Delivery{
 				Message: Message{
-					Topic: c.topic, Key: m.Key, OrderKey: m.OrderKey, Tag: m.Tag, Headers: m.Headers, Body: m.Body, Flag: m.Flag,
+					Topic: c.topic, ID: ulid.ULID(m.ID).String(), Key: m.Key, OrderKey: m.OrderKey, Tag: m.Tag, Headers: m.Headers, Body: m.Body, Flag: m.Flag,
 					Priority: m.Priority, Partition: &partition,
 				},
-				ID: ulid.ULID(m.ID).String(), Group: c.o.group, Index: index, Epoch: r.Epoch, Lease: r.Lease, Member: member, Deadline: deadline,
+				Group: c.o.group, Index: index, Epoch: r.Epoch, Lease: r.Lease, Member: member, Deadline: deadline,
 				BornAt: time.Unix(0, m.BornNs), StoredAt: stored, consumer: c, partition: partition,
 			})
 		}

@@ -109,6 +109,8 @@ func (e *Error) Is(target error) bool {
 		return e.Outcome == Unknown
 	case ErrFailed:
 		return e.Op == opSend && e.Outcome == Failed
+	case ErrTimeout:
+		return e.Code == wire.CodeTimeout && !errors.Is(e.Err, context.Canceled)
 	}
 	return sentinels[e.Code] == target
 }

@@ -224,7 +224,14 @@ func (f *faulty) chaos(stop chan struct{}) {
 
 // produce is one line of sends, in order, with keys of its own; free: without keys and order.
 func (f *faulty) produce(t *testing.T, c *Client, n int, free bool) {
-	p := producer(t, c)
+	var opts []ProducerOption
+	switch n {
+	case 1:
+		opts = append(opts, Compress(Snappy, 0))
+	case 3:
+		opts = append(opts, MergeAfter(1))
+	}
+	p := producer(t, c, opts...)
 	for i := range 150 {
 		m := &Message{Body: fmt.Appendf(nil, "%d of %d", i, n)}
 		e := check.Event{Op: check.OpSend, Proc: fmt.Sprint("producer-", n), Topic: "orders", Hash: hash(m.Body)}
@@ -234,7 +241,12 @@ func (f *faulty) produce(t *testing.T, c *Client, n int, free bool) {
 			m.Headers = Headers{{Key: "seq", Value: fmt.Sprint(i + 1)}}
 		}
 		e.Call = f.now()
-		r, err := p.Send(context.Background(), m)
+		ctx, cancel := context.Background(), func() {}
+		if f.intn(20) == 0 { // a caller who has no time
+			ctx, cancel = context.WithTimeout(ctx, time.Duration(f.intn(60))*time.Millisecond)
+		}
+		r, err := p.Send(ctx, m)
+		cancel()
 		e.Return, e.ID, e.Unknown = f.now(), r.MessageID, r.Unknown
 		e.Result, e.Partition, e.Index = check.OK, r.Partition, r.Index
 		if err != nil {

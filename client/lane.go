@@ -84,7 +84,7 @@ func (p *pending) own() {
 
 // lane keeps sends in the order of their calls: while as many batches are in flight as its width allows, one where order
 // matters, further sends wait, and go together in the next batch. Nobody waits for others to come: an idle lane sends at
-// once.
+// once. Its queue is as long as there are callers waiting.
 type lane struct {
 	topic     *topic
 	partition uint32 // not of the lane of sends without order key
@@ -161,7 +161,14 @@ func (l *lane) next(reader *link) {
 	clear(l.mu.queue[left:])
 	l.mu.queue = l.mu.queue[:left]
 	l.mu.Unlock()
-	f.start(time.Now().Add(f.sends[0].o.timeout), reader)
+	o := f.sends[0].o
+	deadline := time.Now().Add(o.timeout)
+	if o.compression != wire.CompressionNone {
+		// Too slow for a goroutine that others wait for. It ends with the attempt; Close waits for the flight.
+		go f.start(deadline, nil)
+		return
+	}
+	f.start(deadline, reader)
 }
 
 // flight is one batch on its way: its attempts, until its outcome. It has no goroutine: it goes on when its answer comes,

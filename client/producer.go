@@ -203,6 +203,9 @@ func (p *Producer) parts(msgs []*Message, errs []error, rt *route) []batchPart {
 }
 
 func (p *Producer) id(m *Message) (ulid.ULID, error) {
+	if m == nil {
+		return ulid.ULID{}, wire.Errorf(wire.CodeInvalid, "the message is nil")
+	}
 	if m.ID == "" {
 		return p.c.ids.next(), nil
 	}

@@ -415,6 +415,12 @@ func TestSendRefuses(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	if _, err := p.Send(context.Background(), nil); !errors.Is(err, ErrInvalid) || !errors.Is(err, ErrFailed) {
+		t.Errorf("nil: %v", err)
+	}
+	if _, err := p.SendBatch(context.Background(), []*Message{nil}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("batch with nil: %v", err)
+	}
 	var many []*Message
 	for range wire.BatchMessagesMax + 1 {
 		many = append(many, &Message{})
