@@ -16,6 +16,8 @@ const module = "github.com/jmqio/jmq"
 // ranks is the import table of ARCHITECTURE.md. A package imports lower ranks, or its own parent. A package that is
 // not here does not belong into the house yet.
 var ranks = map[string]int{
+	"server/planted": -1,
+
 	"wire":           0,
 	"server/journal": 0,
 	"server/index":   0,
@@ -145,6 +147,8 @@ func TestForbidden(t *testing.T) {
 		{"server/broker", module + "/server/dispatch", false},
 		{"server/dispatch", module + "/server/broker", true},
 		{"server/store/local", module + "/server/store", false},
+		{"server/journal", module + "/server/planted", false},
+		{"server/planted", module + "/server/journal", true},
 		{"server/store", module + "/server/store/local", true},
 		{"server/broker", module + "/client", true},
 		{"server", module + "/server/servertest", true},
