@@ -50,8 +50,8 @@ func Dial(ctx context.Context, addresses string, opts ...Option) (*Client, error
 	if err = errors.Join(err, optErr); err != nil {
 		return nil, fmt.Errorf("dial: %w", err)
 	}
-	c := &Client{o: o, ids: newIDGenerator(o.now, rand.Reader), closed: make(chan struct{})}
-	c.producer = [16]byte(c.ids.next())
+	c := &Client{o: o, ids: newIDGenerator(rand.Reader), closed: make(chan struct{})}
+	c.producer = [16]byte(c.ids.next(time.Now()))
 	c.mu.topics = map[string]*topic{}
 	c.stopping, c.stop = context.WithCancel(context.Background())
 	c.sends.init()

@@ -13,8 +13,6 @@ import (
 // idGenerator makes message ids: ULIDs, each greater than the one before whatever goroutine asked for it and wherever the
 // clock steps. One a client; safe for concurrent use.
 type idGenerator struct {
-	now func() time.Time
-
 	mu struct {
 		sync.Mutex
 		last    uint64 // milliseconds of the last id; never goes back
@@ -22,19 +20,17 @@ type idGenerator struct {
 	}
 }
 
-func newIDGenerator(now func() time.Time, random io.Reader) *idGenerator {
-	g := &idGenerator{now: now}
+func newIDGenerator(random io.Reader) *idGenerator {
+	g := &idGenerator{}
 	g.mu.entropy = ulid.Monotonic(bufio.NewReader(random), 0)
 	return g
 }
 
-// next makes one. The clock is read under the lock: read before it, two goroutines could overtake each other.
-func (g *idGenerator) next() ulid.ULID {
+// next makes one. now need not be later than that of the call before: what was used stays used.
+func (g *idGenerator) next(now time.Time) ulid.ULID {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if ms := ulid.Timestamp(g.now()); ms > g.mu.last {
-		g.mu.last = ms
-	}
+	g.mu.last = max(g.mu.last, ulid.Timestamp(now))
 	for {
 		id, err := ulid.New(g.mu.last, g.mu.entropy)
 		switch {

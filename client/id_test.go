@@ -24,14 +24,14 @@ func TestIDsIncrease(t *testing.T) {
 		clock.n++
 		return time.UnixMilli(1_700_000_000_000 + int64(clock.n/2*1) + []int64{3, -2, 0}[clock.n%3])
 	}
-	g := newIDGenerator(now, rand.Reader)
+	g := newIDGenerator(rand.Reader)
 	const goroutines, each = 8, 5000
 	ids := make([][]ulid.ULID, goroutines)
 	var wg sync.WaitGroup
 	for i := range ids {
 		wg.Go(func() {
 			for range each {
-				ids[i] = append(ids[i], g.next())
+				ids[i] = append(ids[i], g.next(now()))
 			}
 		})
 	}
@@ -52,15 +52,15 @@ func TestIDsIncrease(t *testing.T) {
 // A clock that steps back an hour does not take the ids back; one that steps forward takes them along.
 func TestIDsWithClockStep(t *testing.T) {
 	at := time.UnixMilli(1_700_000_000_000)
-	g := newIDGenerator(func() time.Time { return at }, rand.Reader)
-	first := g.next()
+	g := newIDGenerator(rand.Reader)
+	first := g.next(at)
 	at = at.Add(-time.Hour)
-	second := g.next()
+	second := g.next(at)
 	if second.Compare(first) <= 0 || second.Time() != first.Time() {
 		t.Errorf("after a step back: %v, then %v", first, second)
 	}
 	at = at.Add(2 * time.Hour)
-	if third := g.next(); third.Compare(second) <= 0 || third.Time() != ulid.Timestamp(at) {
+	if third := g.next(at); third.Compare(second) <= 0 || third.Time() != ulid.Timestamp(at) {
 		t.Errorf("after a step forward: %v, then %v", second, third)
 	}
 }
@@ -69,10 +69,10 @@ func TestIDsWithClockStep(t *testing.T) {
 func TestIDsOverflow(t *testing.T) {
 	at := time.UnixMilli(1_700_000_000_000)
 	full := bytes.Repeat([]byte{0xff}, 10)
-	g := newIDGenerator(func() time.Time { return at }, io.MultiReader(bytes.NewReader(full), rand.Reader))
-	first := g.next()
+	g := newIDGenerator(io.MultiReader(bytes.NewReader(full), rand.Reader))
+	first := g.next(at)
 	for range 100 {
-		next := g.next()
+		next := g.next(at)
 		if next.Compare(first) <= 0 {
 			t.Fatalf("%v after %v", next, first)
 		}
@@ -84,8 +84,8 @@ func TestIDsOverflow(t *testing.T) {
 }
 
 func BenchmarkID(b *testing.B) {
-	g := newIDGenerator(time.Now, rand.Reader)
+	g := newIDGenerator(rand.Reader)
 	for b.Loop() {
-		g.next()
+		g.next(time.Now())
 	}
 }

@@ -324,7 +324,10 @@ func (f *flight) attempt(reader *link) {
 		f.ended(f.c.cluster.none(), reader)
 		return
 	}
-	now := time.Now()
+	now := f.deadline.Add(-f.sends[0].o.timeout) // near enough, and it saves asking the clock
+	if f.attempts > 0 || f.pause != retryMin {
+		now = time.Now()
+	}
 	f.mu.Lock()
 	request, err := l.Start(wire.CommandProduce, f.header, f.batch, f.done)
 	if err == nil {

@@ -20,11 +20,10 @@ type options struct {
 	logger      *slog.Logger
 	dialTimeout time.Duration
 	dial        func(ctx context.Context, addr string) (net.Conn, error)
-	now         func() time.Time
 }
 
 func newOptions(list []Option) (*options, error) {
-	o := &options{conns: 2, logger: slog.New(slog.DiscardHandler), dialTimeout: 5 * time.Second, now: time.Now}
+	o := &options{conns: 2, logger: slog.New(slog.DiscardHandler), dialTimeout: 5 * time.Second}
 	var d net.Dialer
 	o.dial = func(ctx context.Context, addr string) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) }
 	return o, apply(o, list)

@@ -39,8 +39,8 @@ func (c *Client) Producer(topic string, opts ...ProducerOption) (*Producer, erro
 // Messages with the same order key are stored in the order of the calls: of one goroutine, or of several that agree on
 // one. The partition is KeyPartition. Messages without go to the partitions in turn.
 func (p *Producer) Send(ctx context.Context, m *Message) (Receipt, error) {
-	born := p.c.o.now()
-	id, err := p.id(m)
+	now := time.Now()
+	id, err := p.id(m, now)
 	receipt := Receipt{Topic: p.topic.name}
 	if err != nil {
 		return receipt, p.failed(-1, "", 0, err)
@@ -49,13 +49,13 @@ func (p *Producer) Send(ctx context.Context, m *Message) (Receipt, error) {
 	if err := ctx.Err(); err != nil {
 		return receipt, p.failed(-1, "", 0, err)
 	}
-	deadline := time.Now().Add(p.o.timeout)
+	deadline := now.Add(p.o.timeout)
 	rt, err := p.route(ctx, nil, deadline)
 	if err != nil {
 		return receipt, p.failed(-1, "", 0, err)
 	}
 	for {
-		r, err := p.sendOne(ctx, m, id, born.UnixNano(), deadline, rt)
+		r, err := p.sendOne(ctx, m, id, now.UnixNano(), deadline, rt)
 		receipt.Attempts += r.attempts
 		if receipt.Unknown += r.unknown; r.unknown < 0 {
 			receipt.Unknown = -1
@@ -103,7 +103,7 @@ func (p *Producer) SendBatch(ctx context.Context, msgs []*Message) ([]Receipt, e
 	if len(msgs) == 0 {
 		return nil, nil
 	}
-	born := p.c.o.now().UnixNano()
+	now := time.Now()
 	receipts := make([]Receipt, len(msgs))
 	errs := make([]error, len(msgs))
 	encoded := make([]wire.Message, len(msgs))
@@ -117,13 +117,13 @@ func (p *Producer) SendBatch(ctx context.Context, msgs []*Message) ([]Receipt, e
 	}
 	for i, m := range msgs {
 		receipts[i].Topic = p.topic.name
-		id, err := p.id(m)
+		id, err := p.id(m, now)
 		if err != nil {
 			errs[i] = p.failed(-1, "", 0, err)
 			continue
 		}
 		receipts[i].MessageID = id.String()
-		m.encode(&encoded[i], id, born)
+		m.encode(&encoded[i], id, now.UnixNano())
 	}
 	if err := ctx.Err(); err != nil {
 		return refuse(err)
@@ -132,7 +132,7 @@ func (p *Producer) SendBatch(ctx context.Context, msgs []*Message) ([]Receipt, e
 		return refuse(wire.Errorf(wire.CodeClosed, "the client was closed"))
 	}
 	defer p.c.sends.leave()
-	deadline := time.Now().Add(p.o.timeout)
+	deadline := now.Add(p.o.timeout)
 	rt, err := p.route(ctx, nil, deadline)
 	if err != nil {
 		return refuse(err)
@@ -202,12 +202,12 @@ func (p *Producer) parts(msgs []*Message, errs []error, rt *route) []batchPart {
 	return parts
 }
 
-func (p *Producer) id(m *Message) (ulid.ULID, error) {
+func (p *Producer) id(m *Message, now time.Time) (ulid.ULID, error) {
 	if m == nil {
 		return ulid.ULID{}, wire.Errorf(wire.CodeInvalid, "the message is nil")
 	}
 	if m.ID == "" {
-		return p.c.ids.next(), nil
+		return p.c.ids.next(now), nil
 	}
 	id, err := ulid.ParseStrict(m.ID)
 	if err != nil {
