@@ -141,6 +141,7 @@ func TestCommands(t *testing.T) {
 	if out := consume("format", "--format", `%t/%p/%i %d %k %o %h %%\t\\%v\n`); !strings.Contains(out, "orders/0/7 "+receipts[0].ID+" order-17 c1 a=b=c,empty= %\t\\x\n") {
 		t.Errorf("format: %s", out)
 	}
+	sh.fails(exitNotFound, "there are: csv, format, json, name, pay, table, yaml", "", "group lag orders nobody")
 	if out := sh.ok("", "group lag orders -o name"); strings.Count(out, "\n") != 7 {
 		t.Errorf("groups: %q", out)
 	}
@@ -178,7 +179,7 @@ func TestCommandErrors(t *testing.T) {
 	sh.fails(exitNotFound, "jmq topic create", "", "produce nothing x")
 	sh.fails(exitNotFound, "jmq topic create", "", "consume nothing -g pay")
 	sh.fails(exitNotFound, "jmq topic create", "", "group lag nothing")
-	sh.fails(exitNotFound, "group-not-found", "", "group lag orders nobody")
+	sh.fails(exitNotFound, "none consumes it yet", "", "group lag orders nobody")
 	for _, name := range []string{"a/b", "..", "a\x00b", strings.Repeat("n", 256), ""} {
 		sh.fails(exitUsage, "", "", "topic create", name)
 		sh.fails(exitUsage, "", "", "produce", name, "x")

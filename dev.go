@@ -44,7 +44,11 @@ Every key of the configuration is a flag too; see jmq config ls.`,
 			}
 			defer file.Close()
 			c.Logger = slog.New(log)
+			bar := newProgress(cmd.ErrOrStderr(), "recovering", true, false)
+			defer bar.close()
+			c.Progress = bar.set
 			err = serve(cmd.Context(), c, func(ctx context.Context, s *server.Server) error {
+				bar.close()
 				if err := devMakeTopic(ctx, s.Admin()); err != nil {
 					return err
 				}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -125,7 +126,7 @@ func groupLagCommand() *cobra.Command {
 				}
 			}
 			return c.call(cmd, func(ctx context.Context, cl *client.Client) error {
-				lags, err := cl.GroupLag(ctx, args[0], group)
+				lags, err := groupLags(ctx, cl, args[0], group)
 				if err != nil {
 					return err
 				}
@@ -136,6 +137,33 @@ func groupLagCommand() *cobra.Command {
 	c.flags(cmd.Flags())
 	outputFlag(cmd, &output)
 	return cmd
+}
+
+// groupLags asks for all groups first, so that a group that is not there is told at once, with those that are.
+func groupLags(ctx context.Context, cl *client.Client, topic, group string) ([]client.PartitionLag, error) {
+	lags, err := cl.GroupLag(ctx, topic, "")
+	if errors.Is(err, client.ErrTooLarge) && group != "" { // more groups and partitions than one answer holds
+		return cl.GroupLag(ctx, topic, group)
+	}
+	if err != nil || group == "" {
+		return lags, err
+	}
+	var names []string
+	for _, l := range lags {
+		if !slices.Contains(names, l.Group) {
+			names = append(names, l.Group)
+		}
+	}
+	lags = slices.DeleteFunc(lags, func(l client.PartitionLag) bool { return l.Group != group })
+	if len(lags) == 0 {
+		known := "none consumes it yet"
+		if len(names) > 0 {
+			slices.Sort(names)
+		known = "there are: " + strings.Join(names, ", ")
+		}
+		return nil, &codedError{exitNotFound, fmt.Errorf("group %q is not on topic %q; %s", group, topic, known)}
+	}
+	return lags, nil
 }
 
 func listLags(topic string, lags []client.PartitionLag) listing {

@@ -23,6 +23,7 @@ const (
 	stateRecovering state = "recovering" // reading the journal after the last checkpoint
 	stateServing    state = "serving"
 	stateStopping   state = "stopping"
+	stateStopped    state = "stopped"
 	stateFailed     state = "failed" // the journal took a failed write or sync
 )
 

@@ -26,6 +26,8 @@ type Config struct {
 	FS      vfs.FS           `yaml:"-"` // nil: the disk
 	Now     func() time.Time `yaml:"-"` // nil: time.Now; dates that are stored
 	Version string           `yaml:"-"` // of the binary, for jmq_build_info
+	// Progress is told while the journal is recovered: bytes read, bytes to read. nil: nobody.
+	Progress func(done, total int64) `yaml:"-"`
 }
 
 // BrokerConfig is the broker's part.

@@ -94,8 +94,6 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	}
 	b := &s.config.Broker
 	begun := time.Now()
-	s.log.Info("starting", "version", s.config.Version, "brokerGroup", b.BrokerGroup, "folder", s.dir)
-
 	registry := prometheus.NewRegistry()
 	metrics := newCollector(s.config.Version, b.Name, b.BrokerGroup)
 	metrics.register(registry)
@@ -126,7 +124,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 		}
 	}
 
-	s.setState(stateRecovering)
+	s.setState(stateRecovering, "version", s.config.Version, "brokerGroup", b.BrokerGroup, "folder", s.dir)
 	flusher := new(listener.Flusher)
 	offsets := offset.NewTable()
 	s.broker = broker.New(broker.Options{
@@ -137,7 +135,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 		FS: s.config.FS, Dir: s.dir, Tables: []store.Table{offsets}, Gather: s.broker.Gather, AfterCommit: flusher.Flush,
 		SegmentBytesMax: b.Journal.SegmentBytesMax, CommitBytesMax: b.Journal.CommitBytesMax, QueueBytesMax: b.Journal.QueueBytesMax,
 		IndexFilesOpenMax: b.Index.FilesOpenMax, CheckpointBytes: b.Store.CheckpointBytes, CheckpointEvery: b.Store.CheckpointEvery,
-		Now: s.config.Now, Logger: s.log, Progress: s.health.progress,
+		Now: s.config.Now, Logger: s.log, Progress: s.progress,
 	})
 	if err != nil {
 		s.broker.Close()
@@ -148,7 +146,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 		if closeErr := st.Close(); closeErr != nil {
 			err = errors.Join(err, fmt.Errorf("close data folder %s: %w", s.dir, closeErr))
 		}
-		s.log.Info("stopped")
+		s.setState(stateStopped)
 	}()
 	failed := st.Err
 	storeErr.Store(&failed)
@@ -174,8 +172,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	served := make(chan error, 1)
 	go func() { served <- sockets.Serve() }() // ends with sockets.Close; received below
 
-	s.setState(stateServing)
-	s.log.Info("serving", "wire", s.wireAddress, "admin", s.adminAddress, "epoch", st.Epoch().String(), "took", time.Since(begun).Round(time.Millisecond))
+	s.setState(stateServing, "wire", s.wireAddress, "admin", s.adminAddress, "epoch", st.Epoch().String(), "took", time.Since(begun).Round(time.Millisecond))
 	close(s.ready)
 	select {
 	case <-ctx.Done():
@@ -206,9 +203,17 @@ func graceOf(d time.Duration) time.Duration {
 	return d
 }
 
-func (s *Server) setState(now state) {
+func (s *Server) setState(now state, facts ...any) {
 	before := s.health.set(now)
-	s.log.Info("broker "+string(now), "state", string(now), "before", string(before))
+	s.log.Info("broker is "+string(now), append([]any{"before", string(before)}, facts...)...)
+}
+
+// progress is told by recovery how far it is.
+func (s *Server) progress(done, total int64) {
+	s.health.progress(done, total)
+	if s.config.Progress != nil {
+		s.config.Progress(done, total)
+	}
 }
 
 // listen opens a port. When it is taken by another jmq that runs on the same folder, that is what is told.
@@ -236,7 +241,11 @@ func (s *Server) folderOwner() int {
 		return 0
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(content)))
-	if err != nil || pid <= 0 || syscall.Kill(pid, 0) == syscall.ESRCH {
+	if err != nil || pid <= 0 {
+		return 0
+	}
+	p, err := os.FindProcess(pid)
+	if err != nil || errors.Is(p.Signal(syscall.Signal(0)), os.ErrProcessDone) {
 		return 0
 	}
 	return pid
