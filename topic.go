@@ -159,7 +159,7 @@ func groupLags(ctx context.Context, cl *client.Client, topic, group string) ([]c
 		known := "none consumes it yet"
 		if len(names) > 0 {
 			slices.Sort(names)
-		known = "there are: " + strings.Join(names, ", ")
+			known = "there are: " + strings.Join(names, ", ")
 		}
 		return nil, &codedError{exitNotFound, fmt.Errorf("group %q is not on topic %q; %s", group, topic, known)}
 	}
