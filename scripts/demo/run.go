@@ -272,6 +272,8 @@ func (m *member) consume(ctx context.Context) error {
 		got, err := m.consumer.Fetch(ctx, fetchMax, client.Wait(time.Second))
 		switch {
 		case err == nil:
+		case ctx.Err() != nil:
+			return nil
 		case errors.Is(err, client.ErrDisconnected), errors.Is(err, client.ErrUnknown), errors.Is(err, client.ErrStopping), errors.Is(err, client.ErrTimeout):
 			continue // Fetch itself has paused
 		default:
