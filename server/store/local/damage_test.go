@@ -264,6 +264,49 @@ func TestJournalDamaged(t *testing.T) {
 	mustClose(t, s)
 }
 
+// TestIndexLies points index entries at records that are sound but not theirs: of another partition, of another index of the
+// same, of another count, and no batch at all. None is given out.
+func TestIndexLies(t *testing.T) {
+	s := mustOpen(t, options(vfs.NewMem()))
+	topic := mustTopic(t, s, "orders", 2)
+	a, b := partitionOfTopic(topic, 0), partitionOfTopic(topic, 1)
+	for _, p := range []store.Partition{a, a, b} {
+		if r := appendWait(s, p, batchOf(t, "same")); r.err != nil {
+			t.Fatal(r.err)
+		}
+	}
+	entry := func(p store.Partition, i index.Index) index.Entry {
+		e, err := s.index.Range(keyOf(p), i, i+1, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e[0]
+	}
+	e0, e1, other := entry(a, 0), entry(a, 1), entry(b, 0)
+	longer, beyond, topicRecord := e0, e0, e0
+	longer.Count = 2
+	beyond.Position = 1 << 40
+	topicRecord.Position -= 8 // within another record
+	for name, tail := range map[string][]index.Entry{
+		"another partition": {other}, "another index": {e1}, "another count": {longer, {Position: e0.Position, Size: e0.Size, Slot: 1, Count: 2}},
+		"beyond the end": {beyond}, "between records": {topicRecord}, "another size": {{Position: e0.Position, Size: e0.Size + 8, Count: 1}},
+	} {
+		s.index.Restore(&index.State{Key: keyOf(a), Tail: tail})
+		buf, next, err := s.Read(a, 0, index.Index(len(tail)), 1000, []byte("before"))
+		if err == nil || string(buf) != "before" || next != 0 {
+			t.Errorf("%s: %d bytes, next %d, %v", name, len(buf), next, err)
+		}
+		if name != "beyond the end" && !errors.Is(err, store.ErrDamaged) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	s.index.Restore(&index.State{Key: keyOf(a), Tail: []index.Entry{e0, e1}})
+	if got, _ := bodies(t, s, a, 0, 2); len(got) != 2 {
+		t.Fatal(got)
+	}
+	mustClose(t, s)
+}
+
 // TestFolder opens folders that cannot be a store's: each is one line that names it.
 func TestFolder(t *testing.T) {
 	oneLine := func(t *testing.T, err error, parts ...string) {

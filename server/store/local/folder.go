@@ -123,14 +123,16 @@ func (f *folder) identify() error {
 	if err := f.mustBeNew(); err != nil {
 		return err
 	}
-	// STORE comes last: where it is, the folders are there, and the name of the folder itself is on disk.
+	// STORE comes last: where it is, the folders' names and that of the store's own folder are on disk.
 	for _, sub := range []string{journalDir, indexDir} {
 		if err := f.fs.MkdirAll(f.path(sub), 0o755); err != nil {
 			return fmt.Errorf("store: make folder %s: %w", f.path(sub), err)
 		}
 	}
-	if err := syncDir(f.fs, f.fs.PathDir(f.dir)); err != nil {
-		return err
+	for _, dir := range []string{f.dir, f.fs.PathDir(f.dir)} {
+		if err := syncDir(f.fs, dir); err != nil {
+			return err
+		}
 	}
 	if _, err := rand.Read(f.storeID[:]); err != nil {
 		return fmt.Errorf("store: make a store id: %w", err)
