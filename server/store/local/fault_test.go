@@ -88,6 +88,8 @@ type history struct {
 	sent  [2]atomic.Int32
 	ends  atomic.Int32 // end records asked for
 	ended atomic.Int32 // end records answered ok
+	// checkpoint is the position of one that was said to be written.
+	checkpoint atomic.Uint64
 }
 
 // bounds is a history at one moment.
@@ -96,10 +98,12 @@ type bounds struct {
 	sends [2][]outcome
 	ends  int32
 	ended int32
+
+	checkpoint journal.Position
 }
 
 func (h *history) bounds() bounds {
-	b := bounds{topic: h.topic.Load(), ended: h.ended.Load()}
+	b := bounds{topic: h.topic.Load(), ended: h.ended.Load(), checkpoint: journal.Position(h.checkpoint.Load())}
 	for p := range h.sends {
 		n := h.sent[p].Load()
 		for i := range n {
@@ -222,7 +226,9 @@ func (w *work) run() {
 		for i := range 6 {
 			w.send(i % 2)
 			if i == 3 && round%2 == 0 {
-				_ = w.s.Checkpoint() // an error is told again by Close, and leaves the older one
+				if err := w.s.Checkpoint(); err == nil {
+					w.h.checkpoint.Store(uint64(w.s.Metrics().Checkpoint))
+				}
 			}
 		}
 		w.end()
@@ -249,6 +255,9 @@ func verify(t testing.TB, fs vfs.FS, before, after bounds) error {
 		return fmt.Errorf("open: %w", err)
 	}
 	defer s.Close()
+	if at := s.Metrics().Checkpoint; at < before.checkpoint {
+		return fmt.Errorf("checkpoint of position %d, that of %d was written", at, before.checkpoint)
+	}
 	if n := table.seen.Load(); int32(n) < before.ended || int32(n) > after.ends {
 		return fmt.Errorf("%d end records, %d were answered, %d asked for", n, before.ended, after.ends)
 	}

@@ -1,6 +1,7 @@
 package local
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -13,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/store"
 )
 
@@ -91,6 +93,23 @@ func TestEverythingAtOnce(t *testing.T) {
 			}
 		})
 	}
+	number, numbers := uint32(0), atomic.Uint32{} // end records
+	until(func() {
+		end := make(chan error, 1)
+		err := s.AppendRecord(journal.KindEnd, binary.LittleEndian.AppendUint32(nil, number), func(err error) { end <- err })
+		switch {
+		case errors.Is(err, journal.ErrBusy):
+			err = s.WaitRoom(t.Context())
+		case err == nil:
+			if err = <-end; err == nil {
+				number++
+				numbers.Store(number)
+			}
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
 	until(func() {
 		if err := s.Checkpoint(); err != nil && !strings.Contains(err.Error(), ".index") {
 			t.Errorf("checkpoint: %v", err)
@@ -118,10 +137,15 @@ func TestEverythingAtOnce(t *testing.T) {
 		for n := range before {
 			before[n] = ends[n].Load()
 		}
+		least := numbers.Load()
 		clone := fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 50 * (round % 3), RNG: rng})
 		co := options(clone)
-		co.Tables = []store.Table{&counter{}}
+		table := &counter{}
+		co.Tables = []store.Table{table}
 		c := mustOpen(t, co)
+		if n := table.seen.Load(); n < least || n != table.next.Load() {
+			t.Fatalf("round %d: %d end records up to number %d, %d were answered", round, n, table.next.Load(), least)
+		}
 		for n, least := range before {
 			p := partitionOfTopic(topic, n)
 			_, end, err := c.Bounds(p)
