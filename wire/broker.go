@@ -16,7 +16,8 @@ type Broker interface {
 	// Produce stores one batch (see Batch) in one partition, whole or not at all. When done gets no error the batch is
 	// committed: it survives kills and power loss. CodeUnknown: it may be stored; any other code: it is not and never will be.
 	Produce(ctx context.Context, r *ProduceRequest, done func(*ProduceResponse, error))
-	// Fetch leases the next range of messages to a member, waiting up to r.WaitMs for one.
+	// Fetch leases the next range of messages to a member, waiting up to r.WaitMs for one. Whoever does not learn its outcome
+	// may hold a lease without knowing: the member's next fetch says so with r.Reconcile.
 	Fetch(ctx context.Context, r *FetchRequest, done func(*FetchResponse, error))
 	// Ack ends leased ranges. An item is ok when its end is committed.
 	Ack(ctx context.Context, r *AckRequest, done func(*AckResponse, error))
@@ -67,6 +68,14 @@ type FetchRequest struct {
 	WaitMs       uint32
 	RouteVersion uint64
 	Partitions   []uint32
+	// Reconcile: before anything is given, the member's fetches that wait are ended, and its leases on this topic and group
+	// but those of Held, as if they were released.
+	Reconcile bool
+	Held      []uint64 // at most FetchHeldMax
+	// Round counts a member's fetches: one that is older than the last with Reconcile gets nothing, whichever way it came,
+	// since nobody waits for it any more. 0: not counted.
+	Round uint64
+	Leave bool // nothing is given: Reconcile is all that is wanted
 }
 
 type FetchResponse struct {

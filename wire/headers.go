@@ -56,6 +56,30 @@ func appendUint(b []byte, n protowire.Number, v uint64) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(b, n, protowire.VarintType), v)
 }
 
+func appendBool(b []byte, n protowire.Number, v bool) []byte {
+	if !v {
+		return b
+	}
+	return appendUint(b, n, 1)
+}
+
+// appendPacked appends numbers as one field, without allocating.
+func appendPacked[T ~uint16 | ~uint32 | ~uint64](b []byte, n protowire.Number, list []T) []byte {
+	if len(list) == 0 {
+		return b
+	}
+	size := 0
+	for _, v := range list {
+		size += protowire.SizeVarint(uint64(v))
+	}
+	b = protowire.AppendTag(b, n, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(size))
+	for _, v := range list {
+		b = protowire.AppendVarint(b, uint64(v))
+	}
+	return b
+}
+
 func appendText(b []byte, n protowire.Number, s string) []byte {
 	if s == "" {
 		return b
@@ -85,6 +109,21 @@ func takeField(b []byte) (tag, v uint64, s, rest []byte, err error) {
 		return 0, 0, nil, nil, errHeader
 	}
 	return uint64(n)<<3 | uint64(t), v, s, b[k:], nil
+}
+
+// takePacked gives each number of a packed field to add, until that returns an error.
+func takePacked(s []byte, add func(uint64) error) error {
+	for len(s) > 0 {
+		v, k := protowire.ConsumeVarint(s)
+		if k < 0 {
+			return errHeader
+		}
+		s = s[k:]
+		if err := add(v); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // takePartition judges a partition number.
@@ -166,23 +205,16 @@ func AppendFetchRequest(b []byte, r *FetchRequest) []byte {
 	b = appendUint(b, 5, uint64(r.BytesMax))
 	b = appendUint(b, 6, uint64(r.WaitMs))
 	b = appendUint(b, 7, r.RouteVersion)
-	if len(r.Partitions) > 0 {
-		size := 0
-		for _, p := range r.Partitions {
-			size += protowire.SizeVarint(uint64(p))
-		}
-		b = protowire.AppendTag(b, 8, protowire.BytesType)
-		b = protowire.AppendVarint(b, uint64(size))
-		for _, p := range r.Partitions {
-			b = protowire.AppendVarint(b, uint64(p))
-		}
-	}
-	return b
+	b = appendPacked(b, 8, r.Partitions)
+	b = appendBool(b, 9, r.Reconcile)
+	b = appendPacked(b, 10, r.Held)
+	b = appendUint(b, 11, r.Round)
+	return appendBool(b, 12, r.Leave)
 }
 
-// ParseFetchRequest reads a header into r, whose Partitions are used again.
+// ParseFetchRequest reads a header into r, whose Partitions and Held are used again.
 func ParseFetchRequest(r *FetchRequest, header []byte, names *Names) error {
-	*r = FetchRequest{Partitions: r.Partitions[:0]}
+	*r = FetchRequest{Partitions: r.Partitions[:0], Held: r.Held[:0]}
 	var topic, group []byte
 	add := func(v uint64) error {
 		p, err := takePartition(v)
@@ -191,6 +223,13 @@ func ParseFetchRequest(r *FetchRequest, header []byte, names *Names) error {
 		}
 		r.Partitions = append(r.Partitions, uint32(p))
 		return err
+	}
+	hold := func(v uint64) error {
+		if len(r.Held) == FetchHeldMax {
+			return Errorf(CodeInvalid, "fetch with over %d leases held", FetchHeldMax)
+		}
+		r.Held = append(r.Held, v)
+		return nil
 	}
 	for b := header; len(b) > 0; {
 		tag, v, s, rest, err := takeField(b)
@@ -216,14 +255,17 @@ func ParseFetchRequest(r *FetchRequest, header []byte, names *Names) error {
 		case 8<<3 | varField:
 			err = add(v)
 		case 8<<3 | lenField:
-			for len(s) > 0 && err == nil {
-				v, k := protowire.ConsumeVarint(s)
-				if k < 0 {
-					return errHeader
-				}
-				s = s[k:]
-				err = add(v)
-			}
+			err = takePacked(s, add)
+		case 9<<3 | varField:
+			r.Reconcile = v != 0
+		case 10<<3 | varField:
+			err = hold(v)
+		case 10<<3 | lenField:
+			err = takePacked(s, hold)
+		case 11<<3 | varField:
+			r.Round = v
+		case 12<<3 | varField:
+			r.Leave = v != 0
 		}
 		if err != nil {
 			return err
@@ -361,21 +403,7 @@ func parseAckItem(item *AckRange, b []byte) error {
 }
 
 // AppendAckResponse appends the header of r.
-func AppendAckResponse(b []byte, r *AckResponse) []byte {
-	if len(r.Codes) == 0 {
-		return b
-	}
-	size := 0
-	for _, c := range r.Codes {
-		size += protowire.SizeVarint(uint64(c))
-	}
-	b = protowire.AppendTag(b, 1, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(size))
-	for _, c := range r.Codes {
-		b = protowire.AppendVarint(b, uint64(c))
-	}
-	return b
-}
+func AppendAckResponse(b []byte, r *AckResponse) []byte { return appendPacked(b, 1, r.Codes) }
 
 // ParseAckResponse reads a header into r, whose Codes are used again.
 func ParseAckResponse(r *AckResponse, header []byte) error {
@@ -400,14 +428,7 @@ func ParseAckResponse(r *AckResponse, header []byte) error {
 		case 1<<3 | varField:
 			err = add(v)
 		case 1<<3 | lenField:
-			for len(s) > 0 && err == nil {
-				v, k := protowire.ConsumeVarint(s)
-				if k < 0 {
-					return errHeader
-				}
-				s = s[k:]
-				err = add(v)
-			}
+			err = takePacked(s, add)
 		}
 		if err != nil {
 			return err

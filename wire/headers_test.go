@@ -74,7 +74,8 @@ var headerCases = []headerCase{
 			var r FetchRequest
 			err := ParseFetchRequest(&r, b, new(Names))
 			return func(b []byte) []byte { return AppendFetchRequest(b, &r) }, &FetchRequestHeader{Topic: r.Topic, Group: r.Group, Member: r.Member,
-				MessagesMax: r.MessagesMax, BytesMax: r.BytesMax, WaitMs: r.WaitMs, RouteVersion: r.RouteVersion, Partitions: r.Partitions}, err
+				MessagesMax: r.MessagesMax, BytesMax: r.BytesMax, WaitMs: r.WaitMs, RouteVersion: r.RouteVersion, Partitions: r.Partitions,
+				Reconcile: r.Reconcile, Held: r.Held, Round: r.Round, Leave: r.Leave}, err
 		},
 		func() proto.Message { return new(FetchRequestHeader) },
 		func(m proto.Message) bool {
@@ -84,13 +85,16 @@ var headerCases = []headerCase{
 					return true
 				}
 			}
-			return len(h.Partitions) > fetchPartitionsMax || CheckTopic(h.Topic) != nil || CheckGroup(h.Group) != nil
+			return len(h.Partitions) > fetchPartitionsMax || len(h.Held) > FetchHeldMax || CheckTopic(h.Topic) != nil || CheckGroup(h.Group) != nil
 		},
 		func(r *rand.Rand) proto.Message {
 			h := &FetchRequestHeader{Topic: randomName(r), Group: randomName(r), Member: uint32(randomUint(r)), MessagesMax: uint32(randomUint(r)),
-				BytesMax: uint32(randomUint(r)), WaitMs: uint32(randomUint(r)), RouteVersion: randomUint(r)}
+				BytesMax: uint32(randomUint(r)), WaitMs: uint32(randomUint(r)), RouteVersion: randomUint(r), Reconcile: r.IntN(2) == 1, Round: randomUint(r), Leave: r.IntN(2) == 1}
 			for range r.IntN(5) {
 				h.Partitions = append(h.Partitions, uint32(r.IntN(PartitionsMax)))
+			}
+			for range r.IntN(5) {
+				h.Held = append(h.Held, randomUint(r))
 			}
 			return h
 		},
@@ -236,7 +240,7 @@ func TestHeadersAgree(t *testing.T) {
 		}
 		for _, b := range [][]byte{
 			{0xff}, {0x08}, {0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f}, {0x0a, 0x80}, {0x00, 0x01}, {0x08, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 1},
-			{0x40, 5, 0x40, 6}, {0x08, 5, 0x08, 6}, {0x22, 2, 0x08, 0x80}, {0x0b}, {0x0c},
+			{0x40, 5, 0x40, 6}, {0x48, 2, 0x60, 0x80, 1}, {0x50, 5, 0x52, 2, 6, 7}, {0x52, 1, 0x80}, {0x08, 5, 0x08, 6}, {0x22, 2, 0x08, 0x80}, {0x0b}, {0x0c},
 		} {
 			c.agree(t, b)
 		}
@@ -261,8 +265,8 @@ func TestHeaderBounds(t *testing.T) {
 		b, _ := proto.Marshal(h)
 		return ParseAckRequest(new(AckRequest), b, new(Names))
 	}
-	fetch := func(partitions int) error {
-		b, _ := proto.Marshal(&FetchRequestHeader{Topic: "t", Group: "g", Partitions: make([]uint32, partitions)})
+	fetch := func(partitions, held int) error {
+		b, _ := proto.Marshal(&FetchRequestHeader{Topic: "t", Group: "g", Partitions: make([]uint32, partitions), Held: make([]uint64, held)})
 		return ParseFetchRequest(new(FetchRequest), b, new(Names))
 	}
 	for name, c := range map[string]struct {
@@ -278,8 +282,10 @@ func TestHeaderBounds(t *testing.T) {
 		"most acks":         {ack(1000, 6), CodeOK},
 		"an ack too many":   {ack(1001, 1), CodeInvalid},
 		"unknown outcome":   {ack(1, 7), CodeInvalid},
-		"most partitions":   {fetch(1024), CodeOK},
-		"partition to many": {fetch(1025), CodeInvalid},
+		"most partitions":   {fetch(1024, 0), CodeOK},
+		"partition to many": {fetch(1025, 0), CodeInvalid},
+		"most leases held":  {fetch(0, 1000), CodeOK},
+		"a lease too many":  {fetch(0, 1001), CodeInvalid},
 	} {
 		if got := CodeOf(c.err); got != c.code {
 			t.Errorf("%s: got %v (%v), want %v", name, got, c.err, c.code)
@@ -309,7 +315,7 @@ func TestNamesBound(t *testing.T) {
 func TestHeadersDoNotAllocate(t *testing.T) {
 	var names Names
 	buf := make([]byte, 0, 256)
-	produce, fetch, ack := &ProduceRequest{Topic: "orders", Partition: 3}, &FetchRequest{Topic: "orders", Group: "pay", Partitions: []uint32{1, 2}}, &AckRequest{Topic: "orders", Group: "pay", Items: make([]AckRange, 3)}
+	produce, fetch, ack := &ProduceRequest{Topic: "orders", Partition: 3}, &FetchRequest{Topic: "orders", Group: "pay", Partitions: []uint32{1, 2}, Reconcile: true, Held: []uint64{1 << 41, 3}}, &AckRequest{Topic: "orders", Group: "pay", Items: make([]AckRange, 3)}
 	var p ProduceRequest
 	var f FetchRequest
 	var a AckRequest
@@ -322,7 +328,7 @@ func TestHeadersDoNotAllocate(t *testing.T) {
 	}); n != 0 || err != nil {
 		t.Fatalf("%v allocations, %v", n, err)
 	}
-	if p.Topic != "orders" || !reflect.DeepEqual(f.Partitions, fetch.Partitions) || len(a.Items) != 3 {
+	if p.Topic != "orders" || !reflect.DeepEqual(f.Partitions, fetch.Partitions) || !reflect.DeepEqual(f.Held, fetch.Held) || len(a.Items) != 3 {
 		t.Fatalf("%+v %+v %+v", p, f, a)
 	}
 }

@@ -476,6 +476,10 @@ type FetchRequestHeader struct {
 	WaitMs        uint32                 `protobuf:"varint,6,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`                // long poll; 0: answer at once
 	RouteVersion  uint64                 `protobuf:"varint,7,opt,name=route_version,json=routeVersion,proto3" json:"route_version,omitempty"`
 	Partitions    []uint32               `protobuf:"varint,8,rep,packed,name=partitions,proto3" json:"partitions,omitempty"` // only these; empty: any
+	Reconcile     bool                   `protobuf:"varint,9,opt,name=reconcile,proto3" json:"reconcile,omitempty"`          // first end what the member does not know of: see "Leases" in wire/FORMAT.md
+	Held          []uint64               `protobuf:"varint,10,rep,packed,name=held,proto3" json:"held,omitempty"`            // with reconcile: the leases that the member has; at most 1,000
+	Round         uint64                 `protobuf:"varint,11,opt,name=round,proto3" json:"round,omitempty"`                 // counts the member's fetches; one older than its last reconcile gets nothing; 0: not counted
+	Leave         bool                   `protobuf:"varint,12,opt,name=leave,proto3" json:"leave,omitempty"`                 // do only what reconcile asks for: nothing is given
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -564,6 +568,34 @@ func (x *FetchRequestHeader) GetPartitions() []uint32 {
 		return x.Partitions
 	}
 	return nil
+}
+
+func (x *FetchRequestHeader) GetReconcile() bool {
+	if x != nil {
+		return x.Reconcile
+	}
+	return false
+}
+
+func (x *FetchRequestHeader) GetHeld() []uint64 {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
+func (x *FetchRequestHeader) GetRound() uint64 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *FetchRequestHeader) GetLeave() bool {
+	if x != nil {
+		return x.Leave
+	}
+	return false
 }
 
 // A fetch answers with one lease, or none (lease 0) when the wait ended. The payload is the stored batches that hold
@@ -1643,7 +1675,7 @@ const file_jmq_proto_rawDesc = "" +
 	"\x15ProduceResponseHeader\x12\x1f\n" +
 	"\vfirst_index\x18\x01 \x01(\x04R\n" +
 	"firstIndex\x12\x1b\n" +
-	"\tstored_ns\x18\x02 \x01(\x03R\bstoredNs\"\xf6\x01\n" +
+	"\tstored_ns\x18\x02 \x01(\x03R\bstoredNs\"\xd4\x02\n" +
 	"\x12FetchRequestHeader\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x16\n" +
@@ -1654,7 +1686,12 @@ const file_jmq_proto_rawDesc = "" +
 	"\rroute_version\x18\a \x01(\x04R\frouteVersion\x12\x1e\n" +
 	"\n" +
 	"partitions\x18\b \x03(\rR\n" +
-	"partitions\"\x9e\x01\n" +
+	"partitions\x12\x1c\n" +
+	"\treconcile\x18\t \x01(\bR\treconcile\x12\x12\n" +
+	"\x04held\x18\n" +
+	" \x03(\x04R\x04held\x12\x14\n" +
+	"\x05round\x18\v \x01(\x04R\x05round\x12\x14\n" +
+	"\x05leave\x18\f \x01(\bR\x05leave\"\x9e\x01\n" +
 	"\x13FetchResponseHeader\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x12\n" +

@@ -16,6 +16,7 @@ const (
 
 	// FetchBytesMax bounds FetchRequest.BytesMax. Batches are given whole, so an answer may pass it by one batch.
 	FetchBytesMax = 4 << 20
+	FetchHeldMax  = 1000 // leases that a fetch may name as held
 	// ReplyBytesMax bounds every frame that a server sends.
 	ReplyBytesMax = FetchBytesMax + FrameBytesMax
 )
