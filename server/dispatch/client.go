@@ -12,6 +12,8 @@ type client struct {
 	members map[memberKey]*member
 	conns   int
 	gone    alarm // set while its connections are gone and the grace runs
+
+	reconciled map[memberKey]uint64 // the round in which each member reconciled last; nil while conns is 0
 }
 
 type memberKey struct {
@@ -109,6 +111,7 @@ func (d *Dispatcher) Detach(key Client) {
 	if c.conns > 0 {
 		return
 	}
+	c.reconciled = nil
 	if len(c.members) == 0 {
 		d.settleClient(c)
 		return

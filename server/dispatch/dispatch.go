@@ -74,6 +74,8 @@ var (
 	ErrBusy = errors.New("dispatch: too many fetches wait")
 	// ErrCancelled: Cancel was called.
 	ErrCancelled = errors.New("dispatch: cancelled")
+	// ErrReplaced: the member has fetched anew since, and said that nobody waits for this one.
+	ErrReplaced = errors.New("dispatch: replaced by a later fetch")
 	// ErrNoGroup: the group is not on the topic.
 	ErrNoGroup = errors.New("dispatch: no such group on the topic")
 )

@@ -126,10 +126,19 @@ func (st *stage) do(c command) string {
 		st.s.progress[q.Group][p] = pr
 	case "commit": // partition=0 end=5
 		st.s.commit(d, p, index.Index(c.int("end", 0)))
-	case "fetch", "poll": // client=a member=1 max=10 wait=5s only=0,1; poll does not wait
+	case "fetch", "poll", "leave": // client=a member=1 max=10 wait=5s only=0,1 round=1, held=1,2 or held= reconciles; poll does not wait, leave gives nothing
 		st.fetches++
 		f := &namedFetch{stage: st, name: c.str("name", fmt.Sprintf("fetch %d", st.fetches))}
-		f.Fetch = Fetch{Queue: q, Partitions: st.partitions, Client: client, Member: uint32(c.int("member", 0)), Max: uint32(c.int("max", 10)), Wait: c.duration(c.str("wait", "5s")), Waiter: f}
+		f.Fetch = Fetch{Queue: q, Partitions: st.partitions, Client: client, Member: uint32(c.int("member", 0)), Max: uint32(c.int("max", 10)), Wait: c.duration(c.str("wait", "5s")), Waiter: f,
+			Round: uint64(c.int("round", 0))}
+		_, f.Reconcile = c.args["held"]
+		for _, o := range strings.FieldsFunc(c.args["held"], func(r rune) bool { return r == ',' }) {
+			n, err := strconv.ParseUint(o, 10, 40)
+			if err != nil {
+				c.fatal("%v", err)
+			}
+			f.Held = append(f.Held, d.boot|n)
+		}
 		for _, o := range strings.FieldsFunc(c.args["only"], func(r rune) bool { return r == ',' }) {
 			n, err := strconv.ParseUint(o, 10, 16)
 			if err != nil {
@@ -139,9 +148,12 @@ func (st *stage) do(c command) string {
 		}
 		st.names[f.name] = f
 		var err error
-		if c.name == "poll" {
+		switch c.name {
+		case "poll":
 			err = d.Take(&f.Fetch)
-		} else {
+		case "leave":
+			err = d.Leave(&f.Fetch)
+		default:
 			err = d.Park(&f.Fetch)
 		}
 		return f.name + ": " + f.outcome(err)

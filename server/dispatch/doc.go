@@ -10,11 +10,11 @@
 //
 // An ack counts here when it arrives, before its record is committed: so the next range can be leased while the disk
 // works, and it is never undone, since a commit that fails stops the whole broker. A lease ends when each of its messages
-// was acked or released, at its ack timeout, or a grace after its member's last connection was gone. What it leaves is
-// the first run again, so order is kept.
+// was acked or released, at its ack timeout, a grace after its client's last connection was gone, or when its member says
+// that it does not have it (reconcile.go). What it leaves is the first run again, so order is kept.
 //
 // A fetch that finds nothing may park. A parked fetch is an entry in its queue's list, not a goroutine. It ends by a
-// lease, its wait time, Cancel or Stop. Whenever a partition gets something to give (a commit, the end of a lease or of a
+// lease, its wait time, Cancel, Stop, or a later fetch of its member that reconciles. Whenever a partition gets something to give (a commit, the end of a lease or of a
 // pause), of the parked fetches that accept it the first whose member holds the fewest partitions gets it. Therefore:
 //
 //	no partition is ready while a parked fetch accepts it

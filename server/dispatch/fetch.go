@@ -16,8 +16,14 @@ type Fetch struct {
 	Wait       time.Duration // of a parked one
 	Waiter     Waiter        // of a parked one
 
+	// Reconcile: before anything is given, the member's parked fetches end with ErrReplaced, and its leases but Held end. Done
+	// once: it is false afterwards.
+	Reconcile bool
+	Held      []uint64 // not looked at later
+	Round     uint64   // counts the member's fetches: one older than the last that reconciled is ErrReplaced. 0: not counted
+
 	Lease Lease // with Err == nil
-	Err   error // why a parked one ended without: ErrNone after Wait, ErrCancelled, or what Stop was given
+	Err   error // why a parked one ended without: ErrNone after Wait, ErrCancelled, ErrReplaced, or what Stop was given
 
 	cancelled  bool
 	parked     bool
@@ -79,19 +85,37 @@ func (l *fetchList) call() {
 }
 
 // Take leases the next range, or returns ErrNone.
-func (d *Dispatcher) Take(f *Fetch) error { return d.fetch(f, false) }
+func (d *Dispatcher) Take(f *Fetch) error { return d.fetch(f, take) }
 
 // Park leases the next range, or parks the fetch and returns ErrParked: then its Waiter is told once, maybe before Park
 // returns.
-func (d *Dispatcher) Park(f *Fetch) error { return d.fetch(f, true) }
+func (d *Dispatcher) Park(f *Fetch) error { return d.fetch(f, park) }
 
-func (d *Dispatcher) fetch(f *Fetch, park bool) error {
+// Leave reconciles, if f asks for it, and gives nothing: it returns ErrNone at best.
+func (d *Dispatcher) Leave(f *Fetch) error { return d.fetch(f, leave) }
+
+type fetchMode uint8
+
+const (
+	take fetchMode = iota
+	park
+	leave
+)
+
+func (d *Dispatcher) fetch(f *Fetch, mode fetchMode) error {
 	if f.Max == 0 {
 		panic("dispatch: a fetch of no message")
 	}
 	if err := d.load(f.Queue, f.Partitions); err != nil {
 		return err
 	}
+	var out fetchList
+	err := d.serve(f, mode, &out)
+	out.call()
+	return err
+}
+
+func (d *Dispatcher) serve(f *Fetch, mode fetchMode, out *fetchList) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	q := d.mu.queues[f.Queue]
@@ -100,12 +124,21 @@ func (d *Dispatcher) fetch(f *Fetch, park bool) error {
 		return d.mu.stopped
 	case f.cancelled:
 		return ErrCancelled
+	case d.stale(q, f):
+		return ErrReplaced
+	}
+	if f.Reconcile {
+		d.reconcile(q, f, out)
+		f.Reconcile, f.Held = false, nil
+	}
+	if mode == leave {
+		return ErrNone
 	}
 	if p := q.choose(f); p != nil {
 		d.grant(p, f)
 		return nil
 	}
-	if !park {
+	if mode == take {
 		return ErrNone
 	}
 	if d.mu.waiting >= d.o.WaitersMax {

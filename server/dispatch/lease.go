@@ -28,11 +28,12 @@ const (
 	EndedTimeout             // its time was over
 	EndedGone                // its client was gone for longer than the grace
 	EndedUnread              // it was never delivered: the read failed, or the fetch had ended meanwhile
+	EndedLost                // its member does not have it: the answer did not arrive
 	whys
 )
 
 func (w Why) String() string {
-	return [...]string{"acked", "released", "timeout", "gone", "unread"}[w]
+	return [...]string{"acked", "released", "timeout", "gone", "unread", "lost"}[w]
 }
 
 // partition is one partition of a queue. Guarded by Dispatcher.mu.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/bits"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -65,8 +66,8 @@ func (d *Dispatcher) invariants() error {
 		return fmt.Errorf("%d wait, %d counted; %d leased, %d counted", waiting, d.mu.waiting, leased, d.mu.metrics.Leased)
 	}
 	for _, c := range d.mu.clients {
-		if c.conns == 0 && len(c.members) == 0 {
-			return fmt.Errorf("client %v is kept for nothing", c.key)
+		if c.conns == 0 && (len(c.members) == 0 || c.reconciled != nil) {
+			return fmt.Errorf("client %v is kept for nothing, or its rounds are: %v", c.key, c.reconciled)
 		}
 		if c.gone.place > 0 {
 			alarms[&c.gone] = true
@@ -140,6 +141,7 @@ func runModel(r *rapid.T) (failure error) {
 		parked  []*modelFetch
 		leases  []lease // ever given
 		journal offset.Ranges
+		rounds  uint64 = 1
 	)
 	client := func(i int) Client { return Client{ID: fmt.Sprint("c", i)} }
 	granted := func(f *modelFetch) {
@@ -184,7 +186,7 @@ func runModel(r *rapid.T) (failure error) {
 	for range steps {
 		c := rapid.IntRange(0, clients-1).Draw(r, "client")
 		p := uint16(rapid.IntRange(0, partitions-1).Draw(r, "partition"))
-		switch op := rapid.SampledFrom([]string{"commit", "fetch", "fetch", "ack", "ack", "ack", "wait", "connect", "cancel", "giveback"}).Draw(r, "op"); op {
+		switch op := rapid.SampledFrom([]string{"commit", "fetch", "fetch", "ack", "ack", "ack", "wait", "connect", "cancel", "giveback", "reconcile"}).Draw(r, "op"); op {
 		case "commit":
 			ends[p] = min(n, ends[p]+index.Index(rapid.IntRange(1, 6).Draw(r, "messages")))
 			s.commit(d, p, ends[p])
@@ -254,6 +256,57 @@ func runModel(r *rapid.T) (failure error) {
 		case "cancel":
 			if len(parked) > 0 {
 				d.Cancel(&parked[0].Fetch)
+			}
+		case "reconcile":
+			// A member that says what it has keeps no more than that, waits for nothing else, and its older fetches get nothing.
+			rounds++
+			f := &modelFetch{got: make(chan struct{})}
+			f.Fetch = Fetch{Queue: q, Partitions: partitions, Client: client(c), Member: uint32(rapid.IntRange(0, 1).Draw(r, "member")), Max: 3, Waiter: f, Round: rounds, Reconcile: true}
+			var had []uint64
+			for _, l := range leases {
+				if l.client == f.Client && l.member == f.Member && d.find(q, &l.Lease) != nil {
+					had = append(had, l.ID)
+				}
+			}
+			if len(had) > 0 && rapid.Bool().Draw(r, "keep") {
+				f.Held = []uint64{1, had[len(had)-1]}
+			}
+			held := f.Held
+			ask := d.Leave
+			if rapid.Bool().Draw(r, "take") {
+				ask = d.Take
+			}
+			switch err := ask(&f.Fetch); err {
+			case nil:
+				granted(f)
+			case ErrNone:
+			default:
+				return fmt.Errorf("reconcile: %w", err)
+			}
+			for _, id := range had {
+				for _, l := range leases {
+					if l.ID == id && (d.find(q, &l.Lease) != nil) != slices.Contains(held, id) {
+						return fmt.Errorf("lease %d of partition %d lasts: %v, held are %v", id, l.Partition, d.find(q, &l.Lease) != nil, held)
+					}
+				}
+			}
+			synctest.Wait()
+			for _, g := range parked {
+				if g.Client != f.Client || g.Member != f.Member {
+					continue
+				}
+				select {
+				case <-g.got:
+				default:
+					return fmt.Errorf("a fetch of %v#%d waits on after its reconcile", g.Client, g.Member)
+				}
+			}
+			late := &modelFetch{}
+			late.Fetch = Fetch{Queue: q, Partitions: partitions, Client: f.Client, Member: f.Member, Max: 1, Waiter: late, Round: rounds - 1, Reconcile: true}
+			if conns[c] > 0 {
+				if err := d.Take(&late.Fetch); err != ErrReplaced {
+					return fmt.Errorf("a fetch that comes late: %v", err)
+				}
 			}
 		case "giveback":
 			if len(leases) > 0 {
