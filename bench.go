@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/bits"
 	"os"
+	"strings"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/spf13/cobra"
 )
 
@@ -44,6 +47,29 @@ type benchResult struct {
 	CPUUsPerMessage float64 `json:"cpuUsPerMessage"` // of the server's process; 0: no server of our own
 	RSSPeakBytes    int64   `json:"rssPeakBytes"`
 	WriteBytes      int64   `json:"writeBytes,omitempty"`
+	// Latency counts the calls by how long they took: those of a bucket took less than its LessUs and not less than half of it.
+	Latency []latencyBucket `json:"latency,omitempty"`
+}
+
+type latencyBucket struct {
+	LessUs int64 `json:"lessUs"`
+	Calls  int64 `json:"calls"`
+}
+
+// latencyBuckets doubles the width from bucket to bucket and leaves empty ones out.
+func latencyBuckets(h *hdrhistogram.Histogram) []latencyBucket {
+	var buckets []latencyBucket
+	for _, bar := range h.Distribution() {
+		if bar.Count == 0 {
+			continue
+		}
+		less := int64(1) << bits.Len64(uint64(bar.From))
+		if n := len(buckets); n == 0 || buckets[n-1].LessUs != less {
+			buckets = append(buckets, latencyBucket{LessUs: less})
+		}
+		buckets[len(buckets)-1].Calls += bar.Count
+	}
+	return buckets
 }
 
 // serverUse is what the measured part cost the server.
@@ -70,6 +96,7 @@ func (o benchOptions) result(system string, r loadResult, use serverUse) benchRe
 		P999Us: r.latency.ValueAtQuantile(99.9), MaxUs: r.latency.Max(),
 		SyncsPerSec: float64(use.syncs) / sec, RSSPeakBytes: use.rssPeak, WriteBytes: use.writes,
 	}
+	b.Latency = latencyBuckets(r.latency)
 	if r.messages > 0 {
 		b.CPUUsPerMessage = float64(use.cpu.Microseconds()) / float64(r.messages)
 	}
@@ -80,10 +107,22 @@ func (b benchResult) print(w io.Writer, asJSON bool) error {
 	if asJSON {
 		return json.NewEncoder(w).Encode(b)
 	}
-	_, err := fmt.Fprintf(w, "%-7s %dx%d %d B: %.0f messages/s, %.1f MB/s, p50 %d us, p99 %d us, p99.9 %d us, max %d us, %.0f syncs/s, %.2f us CPU a message, peak RSS %.1f MiB\n",
+	if _, err := fmt.Fprintf(w, "%-7s %dx%d %d B: %.0f messages/s, %.1f MB/s, p50 %d us, p99 %d us, p99.9 %d us, max %d us, %.0f syncs/s, %.2f us CPU a message, peak RSS %.1f MiB\n",
 		b.System, b.Producers, b.Batch, b.Size, b.MessagesPerSec, b.BytesPerSec/1e6, b.P50Us, b.P99Us, b.P999Us, b.MaxUs,
-		b.SyncsPerSec, b.CPUUsPerMessage, float64(b.RSSPeakBytes)/(1<<20))
-	return err
+		b.SyncsPerSec, b.CPUUsPerMessage, float64(b.RSSPeakBytes)/(1<<20)); err != nil {
+		return err
+	}
+	const width = 50 // characters of the longest bar
+	most := int64(1)
+	for _, l := range b.Latency {
+		most = max(most, l.Calls)
+	}
+	for _, l := range b.Latency {
+		if _, err := fmt.Fprintf(w, "  < %8v %9d calls %s\n", time.Duration(l.LessUs)*time.Microsecond, l.Calls, strings.Repeat("#", int((l.Calls*width+most-1)/most))); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func benchCommand() *cobra.Command {
