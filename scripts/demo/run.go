@@ -26,6 +26,7 @@ const (
 	producers       = 128              // sends in flight at most; a customer's orders are sent by one of them
 	fetchMax        = 50               // orders in a lease
 	sendTimeout     = 30 * time.Second // of one Send with all its attempts: longer than a restart
+	ackTimeout      = 10 * time.Second // longer than a restart
 	headerSeq       = "seq"            // of the order among those of its producer, for the checker
 	stillAfter      = 30 * time.Second // without any progress, what is missing counts as lost
 )
@@ -320,7 +321,10 @@ func (m *member) handle(ctx context.Context, got []*client.Delivery) error {
 		Proc: m.proc, Op: check.OpAck, Topic: topic, Partition: *first.Partition, Group: m.ledger.group, Index: first.Index, To: last.Index + 1,
 		Lease: first.Lease, Member: first.Member, Call: now(),
 	}
-	err := m.consumer.Ack(ctx, got...)
+	// An ack under way is not cut by the end of the run: its answer would be missing in the history.
+	acking, cancel := context.WithTimeout(context.WithoutCancel(ctx), ackTimeout)
+	defer cancel()
+	err := m.consumer.Ack(acking, got...)
 	e.Return = now()
 	switch {
 	case err == nil:
