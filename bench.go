@@ -26,6 +26,8 @@ type benchOptions struct {
 	address                string // of a broker that runs already; empty: one of our own
 	connections            int
 	json                   bool
+	quiet                  bool
+	progress               *progress
 }
 
 // benchResult is one line of the benchmark's output; the JSON form is what scripts/bench reads.
@@ -153,6 +155,7 @@ and removed afterwards, and its CPU and memory are measured too.`,
 	f.StringVar(&o.data, "data", "", "folder on the disk to measure (default: a temporary folder)")
 	f.StringVarP(&o.address, "address", "a", "", "a running broker (produce, consume, e2e)")
 	f.BoolVar(&o.json, "json", false, "print one line of JSON")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
 	add := func(name, short string, run func(context.Context, benchOptions) (benchResult, error)) {
 		bench.AddCommand(&cobra.Command{
 			Use: name, Short: short, Args: cobra.NoArgs,
@@ -186,7 +189,9 @@ func runBench(cmd *cobra.Command, o benchOptions, run func(context.Context, benc
 	}
 	defer os.RemoveAll(dir)
 	o.data = dir
+	o.progress = newProgress(cmd.ErrOrStderr(), "messages", false, o.quiet)
 	r, err := run(cmd.Context(), o)
+	o.progress.close()
 	if err != nil {
 		return err
 	}

@@ -154,7 +154,7 @@ func benchProduce(ctx context.Context, o benchOptions) (benchResult, error) {
 		if err != nil {
 			return loadResult{}, err
 		}
-		return load{workers: o.producers, warmUp: o.warmUp, duration: o.duration}.run(ctx, func(int) call { return sender(p, o) }, b.meter.mark)
+		return load{workers: o.producers, warmUp: o.warmUp, duration: o.duration, progress: o.progress}.run(ctx, func(int) call { return sender(p, o) }, b.meter.mark)
 	})
 }
 
@@ -167,7 +167,7 @@ func benchConsume(ctx context.Context, o benchOptions) (benchResult, error) {
 		}
 		fill := o
 		fill.batch = min(100, max(1, (1<<20)/o.size))
-		stored, err := load{workers: 8, duration: o.duration}.run(ctx, func(int) call { return sender(p, fill) }, func(bool) {})
+		stored, err := load{workers: 8, duration: o.duration, progress: o.progress}.run(ctx, func(int) call { return sender(p, fill) }, func(bool) {})
 		if err != nil {
 			return loadResult{}, err
 		}
@@ -202,7 +202,7 @@ func benchEndToEnd(ctx context.Context, o benchOptions) (benchResult, error) {
 			return loadResult{}, err
 		}
 		b.meter.consumed = g.count.Load
-		r, err := load{workers: o.producers, warmUp: o.warmUp, duration: o.duration}.run(ctx, func(int) call { return sender(p, o) }, b.meter.mark)
+		r, err := load{workers: o.producers, warmUp: o.warmUp, duration: o.duration, progress: o.progress}.run(ctx, func(int) call { return sender(p, o) }, b.meter.mark)
 		return r, errors.Join(err, g.stop())
 	})
 }

@@ -37,7 +37,7 @@ func benchDisk(ctx context.Context, o benchOptions) (benchResult, error) {
 		buf[i] = byte(rand.Uint32())
 	}
 	var at int64
-	r, err := load{workers: 1, warmUp: o.warmUp, duration: o.duration}.run(ctx, func(int) call {
+	r, err := load{workers: 1, warmUp: o.warmUp, duration: o.duration, progress: o.progress}.run(ctx, func(int) call {
 		return func(context.Context) (int, error) {
 			if at+int64(len(buf)) > fileBytes {
 				at = 0

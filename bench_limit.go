@@ -240,7 +240,7 @@ func benchLimit(ctx context.Context, o benchOptions) (benchResult, error) {
 		consumed = count
 	}
 	m.consumed = consumed
-	r, err := load{workers: o.producers, warmUp: o.warmUp, duration: o.duration}.run(ctx, func(i int) call {
+	r, err := load{workers: o.producers, warmUp: o.warmUp, duration: o.duration, progress: o.progress}.run(ctx, func(i int) call {
 		c := conns[i%len(conns)]
 		return func(ctx context.Context) (int, error) {
 			_, err := c.Call(ctx, limitAppend, nil, payload)

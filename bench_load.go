@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -16,6 +17,7 @@ type load struct {
 	workers  int
 	warmUp   time.Duration
 	duration time.Duration
+	progress *progress // nil: none
 }
 
 // loadResult is what the workers did between the end of the warm-up and the end of the load.
@@ -43,11 +45,13 @@ func (l load) run(ctx context.Context, worker func(i int) call, measured func(be
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	type part struct {
+		all      atomic.Int64 // messages, the warm-up's too
 		messages int64
 		latency  *hdrhistogram.Histogram
 	}
 	parts := make([]part, l.workers)
-	from := time.Now().Add(l.warmUp)
+	begin := time.Now()
+	from := begin.Add(l.warmUp)
 	to := from.Add(l.duration)
 	var wg sync.WaitGroup
 	for i := range parts {
@@ -68,6 +72,7 @@ func (l load) run(ctx context.Context, worker func(i int) call, measured func(be
 					return
 				}
 				end := time.Now()
+				p.all.Add(int64(n))
 				if start.After(from) && end.Before(to) {
 					p.messages += int64(n)
 					recordLatency(p.latency, end.Sub(start))
@@ -80,12 +85,21 @@ func (l load) run(ctx context.Context, worker func(i int) call, measured func(be
 			time  time.Time
 			begin bool
 		}{{from, true}, {to, false}} {
-			select {
-			case <-time.After(time.Until(at.time)):
-				measured(at.begin)
-			case <-ctx.Done():
-				return
+			for at.time.After(time.Now()) {
+				select {
+				case <-time.After(min(barEvery, time.Until(at.time))):
+				case <-ctx.Done():
+					return
+				}
+				if l.progress != nil {
+					var all int64
+					for i := range parts {
+						all += parts[i].all.Load()
+					}
+					l.progress.set(all, int64(float64(all)*to.Sub(begin).Seconds()/time.Since(begin).Seconds()))
+				}
 			}
+			measured(at.begin)
 		}
 	})
 	wg.Wait()
@@ -93,9 +107,9 @@ func (l load) run(ctx context.Context, worker func(i int) call, measured func(be
 		return loadResult{}, err
 	}
 	r := loadResult{latency: newLatency(), elapsed: l.duration}
-	for _, p := range parts {
-		r.messages += p.messages
-		r.latency.Merge(p.latency)
+	for i := range parts {
+		r.messages += parts[i].messages
+		r.latency.Merge(parts[i].latency)
 	}
 	return r, nil
 }
