@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"time"
 
 	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/offset"
@@ -75,12 +74,8 @@ type acks struct {
 		committed uint64     // every batch up to it
 		open      int        // calls that are not answered yet
 		spare     []*endBatch
-		watching  bool
-		closed    bool
 		idle      sync.Cond // open became 0
 	}
-	watch *time.Timer // while calls wait: looks whether the store is still alive
-	ran   sync.WaitGroup
 }
 
 // endBatch is the ends of one record.
@@ -124,8 +119,8 @@ func (a *acks) wait(c *ackCall, ticket uint64) {
 	c.ticket = ticket
 	a.mu.calls = append(a.mu.calls, c)
 	a.mu.open++
-	a.watchLocked()
 	a.mu.Unlock()
+	a.b.watch.begin()
 	a.b.store.Kick()
 }
 
@@ -173,11 +168,7 @@ func (e *endBatch) onCommit(err error) {
 		}
 		if errors.Is(err, journal.ErrBusy) {
 			// The calls wait on, for a commit that is tried soon.
-			a.mu.Lock()
-			if a.mu.watching && a.watch.Stop() {
-				a.watch.Reset(busyRetry)
-			}
-			a.mu.Unlock()
+			a.b.watch.sooner(busyRetry)
 			a.putBatch(e)
 			return
 		}
@@ -228,40 +219,21 @@ func (a *acks) answer(calls []*ackCall, err error) {
 	}
 }
 
-// watchLocked looks after a while whether the calls that wait can still be answered. A store that failed in a commit
-// which held nothing of ours tells nobody.
-func (a *acks) watchLocked() {
-	if a.mu.watching || a.mu.closed {
-		return
-	}
-	a.mu.watching = true
-	a.ran.Add(1)
-	a.watch = time.AfterFunc(failurePoll, a.look)
+// waiting reports whether calls wait.
+func (a *acks) waiting() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.mu.calls) > 0
 }
 
-func (a *acks) look() {
-	defer a.ran.Done()
-	var out []*ackCall
-	err := a.b.store.Err()
+// fail answers the calls that wait: the store has stopped.
+func (a *acks) fail() {
 	a.mu.Lock()
-	a.mu.watching = false
-	if err != nil {
-		out = a.takeLocked(nil, ^uint64(0))
-	}
-	again := len(a.mu.calls) > 0
-	if again {
-		a.watchLocked()
-	}
+	out := a.takeLocked(nil, ^uint64(0))
 	a.mu.Unlock()
-	if again {
-		a.b.store.Kick()
-	}
-	if err != nil {
-		a.b.fail(err)
-		if len(out) > 0 {
-			a.answer(out, wire.Errorf(wire.CodeUnknown, failedText))
-			a.b.o.Flush()
-		}
+	if len(out) > 0 {
+		a.answer(out, wire.Errorf(wire.CodeUnknown, failedText))
+		a.b.o.Flush()
 	}
 }
 
@@ -276,11 +248,5 @@ func (a *acks) close() {
 	for a.mu.open > 0 {
 		a.mu.idle.Wait()
 	}
-	a.mu.closed = true
-	stopped := a.mu.watching && a.watch.Stop()
 	a.mu.Unlock()
-	if stopped {
-		a.ran.Done()
-	}
-	a.ran.Wait()
 }

@@ -81,6 +81,7 @@ type Broker struct {
 	codec    wire.Codec
 	readers  readers
 	acks     acks
+	watch    watch
 	births   births
 	metrics  metrics
 	produces sync.Pool // *produceCall
@@ -116,6 +117,7 @@ func New(o Options) *Broker {
 		Source: source{b}, AckTimeout: o.AckTimeout, Grace: o.Grace, WaitersMax: o.WaitersMax, Boot: o.Boot, Logger: o.Logger,
 	})
 	b.acks.init(b)
+	b.watch.b = b
 	b.births.init()
 	b.readers.start(b, b.o.Readers)
 	return b
@@ -136,6 +138,7 @@ func (b *Broker) Close() {
 	b.state.Store(stateStopping)
 	b.dispatch.Stop(wire.Errorf(wire.CodeStopping, "the broker is being stopped"))
 	b.acks.close()
+	b.watch.close()
 	b.dispatch.Close()
 	b.readers.close()
 }

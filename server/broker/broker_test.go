@@ -262,12 +262,12 @@ func (st *stage) run(c command) string {
 
 func leaseText(id uint64) string { return fmt.Sprintf("%d.%d", id>>40, id&(1<<40-1)) }
 
-func parseLease(c command) uint64 {
-	boot, number, ok := strings.Cut(c.str("lease", "1.1"), ".")
+func parseLease(c command, text string) uint64 {
+	boot, number, ok := strings.Cut(text, ".")
 	a, errA := strconv.ParseUint(boot, 10, 24)
 	b, errB := strconv.ParseUint(number, 10, 40)
 	if !ok || errA != nil || errB != nil {
-		c.fatal("lease=%s", c.args["lease"])
+		c.fatal("lease %s", text)
 	}
 	return a<<40 | b
 }
@@ -329,7 +329,7 @@ func (st *stage) do(c command) {
 				st.say("index [%d,%d)", r.FirstIndex, r.FirstIndex+uint64(c.int("n", 1)))
 			})
 		}
-	case "fetch": // client=a member=0 max=0 bytes=0 wait=0s only=0,1
+	case "fetch", "leave": // client=a member=0 max=0 bytes=0 wait=0s only=0,1 round=1; held=1.1,1.2 or held= reconciles
 		st.fetches++
 		name := c.str("name", fmt.Sprintf("fetch %d", st.fetches))
 		r := &wire.FetchRequest{Topic: topic, Group: group, Member: uint32(c.int("member", 0)), MessagesMax: uint32(c.int("max", 0)), BytesMax: uint32(c.int("bytes", 0)),
@@ -341,6 +341,11 @@ func (st *stage) do(c command) {
 			}
 			r.Partitions = append(r.Partitions, uint32(n))
 		}
+		_, r.Reconcile = c.args["held"]
+		for _, h := range strings.FieldsFunc(c.args["held"], func(r rune) bool { return r == ',' }) {
+			r.Held = append(r.Held, parseLease(c, h))
+		}
+		r.Round, r.Leave = uint64(c.int("round", 0)), c.name == "leave"
 		ctx, cancel := context.WithCancel(ctx)
 		st.cancels[name] = cancel
 		parked := atomic.Bool{}
@@ -368,7 +373,7 @@ func (st *stage) do(c command) {
 	case "ack": // lease=1.1 index=0..3 partition=0 outcome=1
 		from, to := c.span("index")
 		r := &wire.AckRequest{Topic: topic, Group: group, Member: uint32(c.int("member", 0)),
-			Items: []wire.AckRange{{Partition: uint16(c.int("partition", 0)), Lease: parseLease(c), From: from, To: to, Outcome: wire.Outcome(c.int("outcome", int(wire.Acked)))}}}
+			Items: []wire.AckRange{{Partition: uint16(c.int("partition", 0)), Lease: parseLease(c, c.str("lease", "1.1")), From: from, To: to, Outcome: wire.Outcome(c.int("outcome", int(wire.Acked)))}}}
 		st.broker.Ack(ctx, r, func(r *wire.AckResponse, err error) {
 			if err != nil {
 				st.say("%v", short(err))

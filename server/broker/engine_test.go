@@ -349,6 +349,41 @@ func TestSilentFailure(t *testing.T) {
 	})
 }
 
+// TestSilentFailureWhileFetchesWait shows that a fetch which waits is told within a moment that the store has failed, though
+// nobody else asks for anything.
+func TestSilentFailureWhileFetchesWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var d *deaf
+		w := &world{t: t, fs: journaltest.New(nil)}
+		w.wrap = func(s store.Store) store.Store { d = &deaf{Store: s}; return d }
+		w.open()
+		defer w.close()
+		w.topic("orders", 1)
+		w.subscribe("orders", "pay", wire.StartBeginning)
+		waits := w.startFetch(as("a"), wire.FetchRequest{Topic: "orders", Group: "pay", WaitMs: 30_000})
+		time.Sleep(failurePoll * 5 / 2)
+		failed := time.Now()
+		err := error(fmt.Errorf("%w: no-op", journal.ErrFailed))
+		d.err.Store(&err)
+		if f := <-waits; wire.CodeOf(f.err) != wire.CodeFailed || time.Since(failed) > failurePoll {
+			t.Errorf("%v after %v", f.err, time.Since(failed))
+		}
+	})
+}
+
+// TestHeldBound shows how many leases a fetch may name.
+func TestHeldBound(t *testing.T) {
+	w := newWorld(t, Options{})
+	defer w.close()
+	w.topic("orders", 1)
+	w.subscribe("orders", "pay", wire.StartBeginning)
+	for n, want := range map[int]wire.Code{wire.FetchHeldMax: wire.CodeOK, wire.FetchHeldMax + 1: wire.CodeTooLarge} {
+		if f := w.fetch("a", wire.FetchRequest{Topic: "orders", Group: "pay", Reconcile: true, Held: make([]uint64, n)}); wire.CodeOf(f.err) != want {
+			t.Errorf("%d: %v, want %v", n, f.err, want)
+		}
+	}
+}
+
 // TestNoSpace fills the disk: sends are refused before anything is written, acks too, for now; and when there is room again
 // the acks that were refused reach the disk with the next.
 func TestNoSpace(t *testing.T) {

@@ -39,6 +39,7 @@ var codes = []struct {
 	{dispatch.ErrBusy, wire.CodeBusy, waitersRetry, "too many fetches wait"},
 	{dispatch.ErrNoGroup, wire.CodeGroupNotFound, 0, ""},
 	{dispatch.ErrCancelled, wire.CodeTimeout, 0, "the wait was ended"},
+	{dispatch.ErrReplaced, wire.CodeTimeout, 0, "the member has fetched anew since"},
 	{context.DeadlineExceeded, wire.CodeTimeout, 0, ""},
 	{context.Canceled, wire.CodeTimeout, 0, ""},
 }

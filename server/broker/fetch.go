@@ -34,7 +34,11 @@ func (b *Broker) Fetch(ctx context.Context, r *wire.FetchRequest, done func(*wir
 		done(nil, err)
 		return
 	}
-	c.take()
+	if r.Leave {
+		c.leave()
+	} else {
+		c.take()
+	}
 }
 
 func (b *Broker) fetchCall(ctx context.Context, r *wire.FetchRequest, done func(*wire.FetchResponse, error)) (*fetchCall, error) {
@@ -49,8 +53,12 @@ func (b *Broker) fetchCall(ctx context.Context, r *wire.FetchRequest, done func(
 	if len(r.Partitions) > onlyMax {
 		return nil, wire.Errorf(wire.CodeTooLarge, "%d partitions are named, at most %d can be", len(r.Partitions), onlyMax)
 	}
+	if len(r.Held) > wire.FetchHeldMax {
+		return nil, wire.Errorf(wire.CodeTooLarge, "%d leases are named as held, at most %d can be", len(r.Held), wire.FetchHeldMax)
+	}
 	c := &fetchCall{b: b, ctx: ctx, done: done, topic: t.Name}
 	c.Queue, c.Partitions, c.Client, c.Member = q, int(t.Partitions), clientOf(who), r.Member
+	c.Reconcile, c.Held, c.Round = r.Reconcile, r.Held, r.Round // Held is looked at before this call returns only
 	for _, p := range r.Partitions {
 		if p >= t.Partitions {
 			return nil, noPartition(&t, p)
@@ -73,10 +81,20 @@ func orDefault(v, zero uint32) uint32 {
 	return v
 }
 
+// leave answers a member that wants nothing.
+func (c *fetchCall) leave() {
+	if err := c.b.dispatch.Leave(&c.Fetch); !errors.Is(err, dispatch.ErrNone) {
+		c.answer(nil, err)
+		return
+	}
+	c.nothing()
+}
+
 // take leases something and answers, or parks, or answers that there is nothing.
 func (c *fetchCall) take() {
+	b := c.b
 	for {
-		switch err := c.b.dispatch.Take(&c.Fetch); {
+		switch err := b.dispatch.Take(&c.Fetch); {
 		case err == nil:
 			if c.deliver() {
 				return
@@ -96,11 +114,12 @@ func (c *fetchCall) take() {
 		}
 		c.Wait = wait
 		if c.ctx.Done() != nil {
-			c.stop = context.AfterFunc(c.ctx, func() { c.b.dispatch.Cancel(&c.Fetch) })
+			c.stop = context.AfterFunc(c.ctx, func() { b.dispatch.Cancel(&c.Fetch) })
 		}
-		err := c.b.dispatch.Park(&c.Fetch)
-		if errors.Is(err, dispatch.ErrParked) {
-			return // c is not ours any more
+		err := b.dispatch.Park(&c.Fetch)
+		if errors.Is(err, dispatch.ErrParked) { // c is not ours any more
+			b.watch.begin()
+			return
 		}
 		c.unwatch()
 		if err != nil {
