@@ -220,5 +220,8 @@ func (o benchOptions) validate() error {
 	if o.batch*o.size > 4<<20 {
 		errs = append(errs, fmt.Errorf("--batch x --size is %d bytes: a batch holds at most %d", o.batch*o.size, 4<<20))
 	}
-	return errors.Join(errs...)
+	if len(errs) > 0 {
+		return usageError(errors.Join(errs...))
+	}
+	return nil
 }

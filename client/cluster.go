@@ -114,7 +114,9 @@ func (c *Cluster) serve(s *slot, first chan<- error) {
 				}
 				l, err = c.connect()
 			}
-			first <- err
+			if err != nil {
+				first <- err
+			}
 		}
 		if err != nil {
 			if !told {
@@ -128,6 +130,9 @@ func (c *Cluster) serve(s *slot, first chan<- error) {
 		pause, told = reconnectMin, false
 		c.o.logger.Info("connected", "broker", l.addr, "brokerGroup", l.brokerGroup)
 		s.link.Store(l)
+		if round == 0 {
+			first <- nil // not before the link stands: whoever was waiting calls at once
+		}
 		c.mu.Lock()
 		close(c.mu.up)
 		c.mu.up = make(chan struct{})
@@ -254,7 +259,8 @@ func (c *Cluster) call(ctx context.Context, op, topic string, command wire.Comma
 			return nil
 		}
 		e := newError(op, topic, -1, l.addr, err)
-		if ctx.Err() != nil || wire.Traits[e.Code].Retry == wire.RetryNever || !c.pause(ctx, max(pause, e.RetryAfter)) {
+		again := wire.Traits[e.Code].Retry != wire.RetryNever && e.Code != wire.CodeGroupNotFound // no cold request makes a group
+		if ctx.Err() != nil || !again || !c.pause(ctx, max(pause, e.RetryAfter)) {
 			return e
 		}
 	}
