@@ -106,7 +106,7 @@ func (j *Journal) preparer() {
 				failed = true
 			case err != nil:
 				fullFailed = true
-				j.opts.Logger.Warn("next journal segment not prepared", "bytes", size, "error", err)
+				j.opts.Logger.Warn("next journal segment not prepared", "bytes", size, "err", err)
 			}
 			if !failed {
 				continue
@@ -154,7 +154,7 @@ func (j *Journal) prepareSpare(size int64, urgent bool) error {
 		m.metrics.PrepareFailed++
 		if urgent {
 			if m.prepareErr == nil {
-				j.opts.Logger.Warn("no journal segment could be prepared", "bytes", size, "error", err)
+				j.opts.Logger.Warn("no journal segment could be prepared", "bytes", size, "err", err)
 			}
 			m.prepareErr = fmt.Errorf("%w: %w", ErrNoSpace, err)
 			j.roomLocked()

@@ -100,7 +100,7 @@ func (s *Store) run() {
 			err := s.Checkpoint()
 			if failed = err != nil; failed {
 				// The journal has everything; recovery takes longer meanwhile.
-				s.opt.Logger.Error("checkpoint failed", "folder", s.folder.dir, "error", err)
+				s.opt.Logger.Error("checkpoint failed", "folder", s.folder.dir, "err", err)
 			}
 			tick.Reset(s.opt.CheckpointEvery)
 		}
@@ -224,7 +224,7 @@ func (s *Store) repairFiles() {
 	s.opt.Logger.Warn("index files are damaged and are rebuilt from the journal", "folder", s.folder.dir, "files", len(keys))
 	err := s.rebuild(keys)
 	if err != nil {
-		s.opt.Logger.Error("index files cannot be rebuilt", "folder", s.folder.dir, "error", err)
+		s.opt.Logger.Error("index files cannot be rebuilt", "folder", s.folder.dir, "err", err)
 	}
 	b.mu.Lock()
 	for _, k := range keys {

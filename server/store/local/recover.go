@@ -79,7 +79,7 @@ func (s *Store) recover() error {
 		s.opt.Logger.Info("store recovered", "folder", s.folder.dir, "checkpoint", start, "position", s.apply.end, "topics", n)
 	}
 	for _, d := range s.index.Check() {
-		s.opt.Logger.Warn("index file is damaged", "error", d)
+		s.opt.Logger.Warn("index file is damaged", "err", d)
 		s.background.repair(d.Key)
 	}
 	s.repairFiles()
@@ -122,7 +122,7 @@ func (s *Store) restoreNewest() (bool, error) {
 		if !errors.Is(err, errCheckpoint) {
 			return false, err
 		}
-		s.opt.Logger.Warn("checkpoint is damaged, an older one is used", "folder", s.folder.dir, "position", p, "error", err)
+		s.opt.Logger.Warn("checkpoint is damaged, an older one is used", "folder", s.folder.dir, "position", p, "err", err)
 	}
 	if len(positions) > 0 {
 		s.opt.Logger.Warn("no checkpoint is whole, the log is read from its begin", "folder", s.folder.dir)

@@ -167,7 +167,7 @@ func (s *Store) fail() {
 		err = journal.ErrFailed
 	}
 	if s.failure.CompareAndSwap(nil, &err) {
-		s.opt.Logger.Error("store stopped", "folder", s.folder.dir, "error", err)
+		s.opt.Logger.Error("store stopped", "folder", s.folder.dir, "err", err)
 	}
 }
 
