@@ -22,6 +22,7 @@ import (
 	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/journal/journaltest"
 	"github.com/jmqio/jmq/server/offset"
+	"github.com/jmqio/jmq/server/servertest/script"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/server/store/local"
 	"github.com/jmqio/jmq/wire"
@@ -245,7 +246,7 @@ func (st *stage) sayLater(format string, args ...any) {
 	st.later = append(st.later, fmt.Sprintf(format, args...))
 }
 
-func (st *stage) run(c command) string {
+func (st *stage) run(c script.Command) string {
 	synctest.Wait()
 	st.do(c)
 	synctest.Wait()
@@ -262,32 +263,32 @@ func (st *stage) run(c command) string {
 
 func leaseText(id uint64) string { return fmt.Sprintf("%d.%d", id>>40, id&(1<<40-1)) }
 
-func parseLease(c command, text string) uint64 {
+func parseLease(c script.Command, text string) uint64 {
 	boot, number, ok := strings.Cut(text, ".")
 	a, errA := strconv.ParseUint(boot, 10, 24)
 	b, errB := strconv.ParseUint(number, 10, 40)
 	if !ok || errA != nil || errB != nil {
-		c.fatal("lease %s", text)
+		c.Fatalf("lease %s", text)
 	}
 	return a<<40 | b
 }
 
-func (st *stage) do(c command) {
-	topic, group := c.str("topic", "orders"), c.str("group", "pay")
-	ctx := as(c.str("client", "a"))
-	switch c.name {
+func (st *stage) do(c script.Command) {
+	topic, group := c.Str("topic", "orders"), c.Str("group", "pay")
+	ctx := as(c.Str("client", "a"))
+	switch c.Name {
 	case "open":
 		if st.world != nil {
 			st.open()
 			return
 		}
-		st.world = newWorld(c.t, Options{BrokerGroup: "here", WaitersMax: c.int("waiters", 0), SubscriptionsMax: c.int("subscriptions", 0)})
+		st.world = newWorld(c.T, Options{BrokerGroup: "here", WaitersMax: c.Int("waiters", 0), SubscriptionsMax: c.Int("subscriptions", 0)})
 	case "close":
 		st.close()
 	case "crash": // percent=0
-		st.crash(c.int("percent", 0), 1)
+		st.crash(c.Int("percent", 0), 1)
 	case "topic": // name=orders partitions=2
-		r, err := st.broker.CreateTopic(ctx, &wire.CreateTopicRequest{Topic: unquote(c, c.str("name", "orders")), Partitions: uint32(c.int("partitions", 2))})
+		r, err := st.broker.CreateTopic(ctx, &wire.CreateTopicRequest{Topic: unquote(c, c.Str("name", "orders")), Partitions: uint32(c.Int("partitions", 2))})
 		if err != nil {
 			st.say("%v", short(err))
 			return
@@ -312,40 +313,40 @@ func (st *stage) do(c command) {
 			st.say("partition %d at %s state %d", p.Partition, p.BrokerGroup, p.State)
 		}
 	case "subscribe": // group=pay start=0
-		r, err := st.broker.Subscribe(ctx, &wire.SubscribeRequest{Topic: topic, Group: unquote(c, group), Start: uint32(c.int("start", 0))})
+		r, err := st.broker.Subscribe(ctx, &wire.SubscribeRequest{Topic: topic, Group: unquote(c, group), Start: uint32(c.Int("start", 0))})
 		if err != nil {
 			st.say("%v", short(err))
 			return
 		}
 		st.say("partitions %d lease %v created %v", r.Partitions, time.Duration(r.LeaseMs)*time.Millisecond, r.Created)
 	case "produce": // partition=0 n=1 size=10 times=1
-		for range c.int("times", 1) {
-			b := batch(c.t, c.int("n", 1), c.int("size", 10))
-			st.broker.Produce(ctx, &wire.ProduceRequest{Topic: unquote(c, topic), Partition: uint16(c.int("partition", 0)), Batch: b}, func(r *wire.ProduceResponse, err error) {
+		for range c.Int("times", 1) {
+			b := batch(c.T, c.Int("n", 1), c.Int("size", 10))
+			st.broker.Produce(ctx, &wire.ProduceRequest{Topic: unquote(c, topic), Partition: uint16(c.Int("partition", 0)), Batch: b}, func(r *wire.ProduceResponse, err error) {
 				if err != nil {
 					st.say("%v", short(err))
 					return
 				}
-				st.say("index [%d,%d)", r.FirstIndex, r.FirstIndex+uint64(c.int("n", 1)))
+				st.say("index [%d,%d)", r.FirstIndex, r.FirstIndex+uint64(c.Int("n", 1)))
 			})
 		}
 	case "fetch", "leave": // client=a member=0 max=0 bytes=0 wait=0s only=0,1 round=1; held=1.1,1.2 or held= reconciles
 		st.fetches++
-		name := c.str("name", fmt.Sprintf("fetch %d", st.fetches))
-		r := &wire.FetchRequest{Topic: topic, Group: group, Member: uint32(c.int("member", 0)), MessagesMax: uint32(c.int("max", 0)), BytesMax: uint32(c.int("bytes", 0)),
-			WaitMs: uint32(c.duration(c.str("wait", "0s")).Milliseconds())}
-		for _, o := range strings.FieldsFunc(c.args["only"], func(r rune) bool { return r == ',' }) {
+		name := c.Str("name", fmt.Sprintf("fetch %d", st.fetches))
+		r := &wire.FetchRequest{Topic: topic, Group: group, Member: uint32(c.Int("member", 0)), MessagesMax: uint32(c.Int("max", 0)), BytesMax: uint32(c.Int("bytes", 0)),
+			WaitMs: uint32(c.Duration(c.Str("wait", "0s")).Milliseconds())}
+		for _, o := range strings.FieldsFunc(c.Args["only"], func(r rune) bool { return r == ',' }) {
 			n, err := strconv.ParseUint(o, 10, 32)
 			if err != nil {
-				c.fatal("%v", err)
+				c.Fatalf("%v", err)
 			}
 			r.Partitions = append(r.Partitions, uint32(n))
 		}
-		_, r.Reconcile = c.args["held"]
-		for _, h := range strings.FieldsFunc(c.args["held"], func(r rune) bool { return r == ',' }) {
+		_, r.Reconcile = c.Args["held"]
+		for _, h := range strings.FieldsFunc(c.Args["held"], func(r rune) bool { return r == ',' }) {
 			r.Held = append(r.Held, parseLease(c, h))
 		}
-		r.Round, r.Leave = uint64(c.int("round", 0)), c.name == "leave"
+		r.Round, r.Leave = uint64(c.Int("round", 0)), c.Name == "leave"
 		ctx, cancel := context.WithCancel(ctx)
 		st.cancels[name] = cancel
 		parked := atomic.Bool{}
@@ -369,11 +370,11 @@ func (st *stage) do(c command) {
 		})
 		parked.Store(true)
 	case "cancel":
-		st.cancels[strings.Join(c.words, " ")]()
+		st.cancels[strings.Join(c.Words, " ")]()
 	case "ack": // lease=1.1 index=0..3 partition=0 outcome=1
-		from, to := c.span("index")
-		r := &wire.AckRequest{Topic: topic, Group: group, Member: uint32(c.int("member", 0)),
-			Items: []wire.AckRange{{Partition: uint16(c.int("partition", 0)), Lease: parseLease(c, c.str("lease", "1.1")), From: from, To: to, Outcome: wire.Outcome(c.int("outcome", int(wire.Acked)))}}}
+		from, to := c.Span("index")
+		r := &wire.AckRequest{Topic: topic, Group: group, Member: uint32(c.Int("member", 0)),
+			Items: []wire.AckRange{{Partition: uint16(c.Int("partition", 0)), Lease: parseLease(c, c.Str("lease", "1.1")), From: from, To: to, Outcome: wire.Outcome(c.Int("outcome", int(wire.Acked)))}}}
 		st.broker.Ack(ctx, r, func(r *wire.AckResponse, err error) {
 			if err != nil {
 				st.say("%v", short(err))
@@ -382,7 +383,7 @@ func (st *stage) do(c command) {
 			st.say("%v", r.Codes[0])
 		})
 	case "lag":
-		r, err := st.broker.GroupLag(ctx, &wire.GroupLagRequest{Topic: topic, Group: c.str("group", "")})
+		r, err := st.broker.GroupLag(ctx, &wire.GroupLagRequest{Topic: topic, Group: c.Str("group", "")})
 		if err != nil {
 			st.say("%v", short(err))
 			return
@@ -399,18 +400,18 @@ func (st *stage) do(c command) {
 	case "detach":
 		st.broker.Detach(wire.PeerFrom(ctx))
 	case "advance":
-		time.Sleep(c.duration(c.words[0]))
+		time.Sleep(c.Duration(c.Words[0]))
 	case "break": // write=k: the k-th write from now on fails; sync: the next sync; read: every read
 		st.fail(c)
 	case "mend":
 		st.fs.SetBefore(nil)
 	default:
-		c.fatal("unknown command %q", c.name)
+		c.Fatalf("unknown command %q", c.Name)
 	}
 }
 
-func (st *stage) fail(c command) {
-	what := c.words[0]
+func (st *stage) fail(c script.Command) {
+	what := c.Words[0]
 	st.fs.SetBefore(func(op journaltest.Op) journaltest.Fault {
 		switch {
 		case what == "sync" && (op.Call == journaltest.SyncData || op.Call == journaltest.Sync),
@@ -422,13 +423,13 @@ func (st *stage) fail(c command) {
 }
 
 // unquote lets a name have any byte: name="a\x00b", without blanks.
-func unquote(c command, s string) string {
+func unquote(c script.Command, s string) string {
 	if !strings.HasPrefix(s, `"`) {
 		return s
 	}
 	u, err := strconv.Unquote(s)
 	if err != nil {
-		c.fatal("%s: %v", s, err)
+		c.Fatalf("%s: %v", s, err)
 	}
 	return u
 }
@@ -451,10 +452,10 @@ func short(err error) string {
 
 // TestScripts runs testdata/*.txt, each with its own disk in its own bubble of time.
 func TestScripts(t *testing.T) {
-	scripts(t, func(t *testing.T, file string) {
+	script.Each(t, func(t *testing.T, file string) {
 		synctest.Test(t, func(t *testing.T) {
 			st := &stage{cancels: map[string]context.CancelFunc{}}
-			runScript(t, file, st.run)
+			script.Run(t, file, st.run)
 			for _, cancel := range st.cancels {
 				cancel()
 			}

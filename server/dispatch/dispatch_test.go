@@ -15,6 +15,7 @@ import (
 
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/offset"
+	"github.com/jmqio/jmq/server/servertest/script"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
 )
@@ -88,7 +89,7 @@ func (f *namedFetch) outcome(err error) string {
 	return fmt.Sprintf("lease %d partition %d %v", l.ID&(1<<leaseNumberBits-1), l.Partition, l.Range)
 }
 
-func (st *stage) run(c command) string {
+func (st *stage) run(c script.Command) string {
 	out := st.do(c)
 	synctest.Wait()
 	st.mu.Lock()
@@ -103,21 +104,21 @@ func (st *stage) run(c command) string {
 	return out
 }
 
-func (st *stage) do(c command) string {
+func (st *stage) do(c script.Command) string {
 	d := st.d
-	q := Queue{Group: offset.GroupID(c.int("group", 1)), Topic: topic}
-	client := Client{ID: c.str("client", "a")}
-	p := uint16(c.int("partition", 0))
-	switch c.name {
+	q := Queue{Group: offset.GroupID(c.Int("group", 1)), Topic: topic}
+	client := Client{ID: c.Str("client", "a")}
+	p := uint16(c.Int("partition", 0))
+	switch c.Name {
 	case "new": // partitions=2 waiters=100 grace=10s
-		st.partitions = c.int("partitions", 2)
-		st.d = New(Options{Source: st.s, Boot: 1, WaitersMax: c.int("waiters", 100), Grace: c.duration(c.str("grace", "10s"))})
+		st.partitions = c.Int("partitions", 2)
+		st.d = New(Options{Source: st.s, Boot: 1, WaitersMax: c.Int("waiters", 100), Grace: c.Duration(c.Str("grace", "10s"))})
 	case "grow":
-		st.partitions = c.int("partitions", 2)
+		st.partitions = c.Int("partitions", 2)
 	case "offset": // group=1 partition=0 ack=3 consumed=5..7
-		pr := offset.Progress{Ack: index.Index(c.int("ack", 0))}
-		if c.args["consumed"] != "" {
-			from, to := c.span("consumed")
+		pr := offset.Progress{Ack: index.Index(c.Int("ack", 0))}
+		if c.Args["consumed"] != "" {
+			from, to := c.Span("consumed")
 			pr.Consumed.Add(offset.Range{From: index.Index(from), To: index.Index(to)})
 		}
 		if st.s.progress[q.Group] == nil {
@@ -125,30 +126,30 @@ func (st *stage) do(c command) string {
 		}
 		st.s.progress[q.Group][p] = pr
 	case "commit": // partition=0 end=5
-		st.s.commit(d, p, index.Index(c.int("end", 0)))
+		st.s.commit(d, p, index.Index(c.Int("end", 0)))
 	case "fetch", "poll", "leave": // client=a member=1 max=10 wait=5s only=0,1 round=1, held=1,2 or held= reconciles; poll does not wait, leave gives nothing
 		st.fetches++
-		f := &namedFetch{stage: st, name: c.str("name", fmt.Sprintf("fetch %d", st.fetches))}
-		f.Fetch = Fetch{Queue: q, Partitions: st.partitions, Client: client, Member: uint32(c.int("member", 0)), Max: uint32(c.int("max", 10)), Wait: c.duration(c.str("wait", "5s")), Waiter: f,
-			Round: uint64(c.int("round", 0))}
-		_, f.Reconcile = c.args["held"]
-		for _, o := range strings.FieldsFunc(c.args["held"], func(r rune) bool { return r == ',' }) {
+		f := &namedFetch{stage: st, name: c.Str("name", fmt.Sprintf("fetch %d", st.fetches))}
+		f.Fetch = Fetch{Queue: q, Partitions: st.partitions, Client: client, Member: uint32(c.Int("member", 0)), Max: uint32(c.Int("max", 10)), Wait: c.Duration(c.Str("wait", "5s")), Waiter: f,
+			Round: uint64(c.Int("round", 0))}
+		_, f.Reconcile = c.Args["held"]
+		for _, o := range strings.FieldsFunc(c.Args["held"], func(r rune) bool { return r == ',' }) {
 			n, err := strconv.ParseUint(o, 10, 40)
 			if err != nil {
-				c.fatal("%v", err)
+				c.Fatalf("%v", err)
 			}
 			f.Held = append(f.Held, d.boot|n)
 		}
-		for _, o := range strings.FieldsFunc(c.args["only"], func(r rune) bool { return r == ',' }) {
+		for _, o := range strings.FieldsFunc(c.Args["only"], func(r rune) bool { return r == ',' }) {
 			n, err := strconv.ParseUint(o, 10, 16)
 			if err != nil {
-				c.fatal("%v", err)
+				c.Fatalf("%v", err)
 			}
 			f.Only = append(f.Only, uint16(n))
 		}
 		st.names[f.name] = f
 		var err error
-		switch c.name {
+		switch c.Name {
 		case "poll":
 			err = d.Take(&f.Fetch)
 		case "leave":
@@ -158,21 +159,21 @@ func (st *stage) do(c command) string {
 		}
 		return f.name + ": " + f.outcome(err)
 	case "cancel":
-		d.Cancel(&st.names[strings.Join(c.words, " ")].Fetch)
+		d.Cancel(&st.names[strings.Join(c.Words, " ")].Fetch)
 	case "ack", "release", "skip": // client=a member=0 lease=1 partition=0 index=3..5
-		from, to := c.span("index")
-		lease := uint64(c.int("lease", 0))
-		if c.args["boot"] == "" {
+		from, to := c.Span("index")
+		lease := uint64(c.Int("lease", 0))
+		if c.Args["boot"] == "" {
 			lease |= d.boot
 		}
 		item := wire.AckRange{Partition: p, Lease: lease, From: from, To: to, Outcome: wire.Acked}
-		switch c.name {
+		switch c.Name {
 		case "release":
 			item.Outcome = wire.Released
 		case "skip":
 			item.Outcome = wire.Skipped
 		}
-		codes, ticket, err := d.Ack(q, st.partitions, client, uint32(c.int("member", 0)), []wire.AckRange{item}, nil)
+		codes, ticket, err := d.Ack(q, st.partitions, client, uint32(c.Int("member", 0)), []wire.AckRange{item}, nil)
 		if err != nil {
 			return err.Error()
 		}
@@ -194,17 +195,17 @@ func (st *stage) do(c command) string {
 		ends, _ := d.TakeEnds(nil)
 		d.PutBack(ends)
 	case "shrink": // name=... to=3
-		f := st.names[strings.Join(c.words, " ")]
-		d.Shrink(q, &f.Lease, index.Index(c.int("to", 0)))
+		f := st.names[strings.Join(c.Words, " ")]
+		d.Shrink(q, &f.Lease, index.Index(c.Int("to", 0)))
 	case "giveback": // name=... pause=5s
-		f := st.names[strings.Join(c.words, " ")]
-		d.GiveBack(q, &f.Lease, c.duration(c.str("pause", "0s")))
+		f := st.names[strings.Join(c.Words, " ")]
+		d.GiveBack(q, &f.Lease, c.Duration(c.Str("pause", "0s")))
 	case "attach":
 		d.Attach(client)
 	case "detach":
 		d.Detach(client)
 	case "advance":
-		time.Sleep(c.duration(c.words[0]))
+		time.Sleep(c.Duration(c.Words[0]))
 	case "held":
 		var out []string
 		for _, h := range d.Held(q) {
@@ -235,17 +236,17 @@ func (st *stage) do(c command) string {
 	case "stop":
 		d.Stop(errors.New("stopped"))
 	default:
-		c.fatal("unknown command %q", c.name)
+		c.Fatalf("unknown command %q", c.Name)
 	}
 	return ""
 }
 
 // TestScripts runs testdata/*.txt, each in its own bubble of time.
 func TestScripts(t *testing.T) {
-	scripts(t, func(t *testing.T, file string) {
+	script.Each(t, func(t *testing.T, file string) {
 		synctest.Test(t, func(t *testing.T) {
 			st := &stage{s: &fakeSource{ends: map[uint16]index.Index{}, progress: map[offset.GroupID]map[uint16]offset.Progress{}}, names: map[string]*namedFetch{}}
-			runScript(t, file, st.run)
+			script.Run(t, file, st.run)
 			st.d.Stop(errors.New("end of script"))
 			st.d.Close()
 		})
