@@ -7,6 +7,7 @@ import (
 
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/offset"
+	"github.com/jmqio/jmq/server/planted"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -70,6 +71,9 @@ func (p *partition) left() uint64 {
 // grant leases p's first run to f's member.
 func (d *Dispatcher) grant(p *partition, f *Fetch) {
 	run := p.progress.Gap(p.end)
+	if planted.Bug("dispatch: lease from the end of what waits") && run.Len() > uint64(f.Max) {
+		run.From = run.To - index.Index(f.Max)
+	}
 	run.To = min(run.To, run.From+index.Index(f.Max))
 	if run.Len() == 0 || p.lease != 0 {
 		panic("dispatch: a lease of nothing or a second one") // isReady was asked
@@ -79,7 +83,11 @@ func (d *Dispatcher) grant(p *partition, f *Fetch) {
 	p.lease = d.boot | d.mu.leases&(1<<leaseNumberBits-1)
 	p.leased, p.member, p.released = run, m, p.released[:0]
 	m.leases = append(m.leases, p)
-	d.set(&p.alarm, p, d.now()+d.o.AckTimeout)
+	until := d.now() + d.o.AckTimeout
+	if planted.Bug("dispatch: lease ends early") {
+		until -= d.o.AckTimeout * 9 / 10
+	}
+	d.set(&p.alarm, p, until)
 	p.queue.ready[p.number/64] &^= 1 << (p.number % 64)
 	p.queue.next = int(p.number) + 1
 	d.mu.metrics.Leases++
@@ -93,6 +101,9 @@ func (d *Dispatcher) endLease(p *partition, why Why, out *fetchList) {
 	m := p.member
 	if why == EndedTimeout || why == EndedGone {
 		d.mu.ended = append(d.mu.ended, ended{why, p.queue.key, p.number, p.leased, m.client.key.ID, m.key.number})
+	}
+	if why == EndedGone && planted.Bug("dispatch: lease of the gone forgotten") {
+		p.progress.Add(p.leased)
 	}
 	p.lease, p.member = 0, nil
 	i := slices.Index(m.leases, p)

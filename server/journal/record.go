@@ -3,6 +3,8 @@ package journal
 import (
 	"encoding/binary"
 	"hash/crc32"
+
+	"github.com/jmqio/jmq/server/planted"
 )
 
 // The header of a record. FORMAT.md has the layout with an example; a golden file holds it.
@@ -87,7 +89,7 @@ func recordLength(h []byte, pos Position, room int64) (length int, reason string
 
 // decodeRecord decodes the record b, which recordLength accepted; b has the record's length. Payload points into b.
 func decodeRecord(b []byte) (r Record, reason string) {
-	if crc32.Checksum(b[atKind:], crcTable) != binary.LittleEndian.Uint32(b[atCRC:]) {
+	if crc32.Checksum(b[atKind:], crcTable) != binary.LittleEndian.Uint32(b[atCRC:]) && !planted.Bug("journal: checksum ignored") {
 		return Record{}, "checksum is wrong"
 	}
 	pos := Position(binary.LittleEndian.Uint64(b[atPosition:]))

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/planted"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -374,6 +375,9 @@ func (r *reader) partitionState(p *partition) {
 		x.To = r.add(x.From, r.uvarint())
 		last = x.To
 		p.Consumed = append(p.Consumed, x)
+	}
+	if planted.Bug("offset: ranges not restored") {
+		p.Consumed = nil
 	}
 	if err := p.Consumed.check(p.Ack); r.err == nil && err != nil {
 		r.fail("consumed ranges: %v", err)
