@@ -81,3 +81,29 @@ func TestMergeOrderDoesNotMatter(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A lease that was on its way when the broker restarted reaches its holder after the next lease of the same message reached
+// another: nothing is wrong, and the ack of the next one stands.
+func TestLateLease(t *testing.T) {
+	recv := Event{Op: OpRecv, Proc: "late", Topic: "t", Group: "g", ID: "id", Hash: "h", Lease: 1, Epoch: 1, Call: 50, Deadline: 1050}
+	next := recv
+	next.Proc, next.Lease, next.Epoch, next.Call, next.Deadline = "next", 2, 2, 40, 1040
+	events := []Event{
+		{Op: OpSend, Proc: "p", Topic: "t", ID: "id", Hash: "h", Call: 1, Return: 2, Result: OK},
+		{Op: OpRestart, Call: 10, Return: 30},
+		next, recv,
+		{Op: OpAck, Proc: "next", Topic: "t", Group: "g", Lease: 2, Call: 60, Return: 61, Result: OK},
+	}
+	r := checkEvents(t, events)
+	if err := r.Err(); err != nil || r.Duplicates[ReasonBrokerRestarted] != 1 {
+		t.Errorf("%v, duplicates %v", err, r.Duplicates)
+	}
+	for i := range events { // in one epoch it would be wrong
+		if events[i].Epoch != 0 {
+			events[i].Epoch = 1
+		}
+	}
+	if r := checkEvents(t, events); r.OK() {
+		t.Errorf("in one epoch:\n%v", r)
+	}
+}

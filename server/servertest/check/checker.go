@@ -159,10 +159,14 @@ type delivery struct {
 }
 
 // Deliveries stand in the order of their leases, not of their calls: who lost its lease without knowing (the broker
-// restarted, or it was slow) may go on with what it was given, later than the next holder.
+// restarted, or it was slow) may go on with what it was given, later than the next holder. It may even begin later: the
+// answer with the lease was on its way when the broker restarted. So epochs come first.
 func byLease(a, b delivery) int {
 	order := 0
-	if a.deadline != 0 && b.deadline != 0 {
+	if a.epoch != 0 && b.epoch != 0 {
+		order = cmp.Compare(a.epoch, b.epoch)
+	}
+	if order == 0 && a.deadline != 0 && b.deadline != 0 {
 		order = cmp.Compare(a.deadline, b.deadline)
 	}
 	return cmp.Or(order, cmp.Compare(a.granted, b.granted), cmp.Compare(a.call, b.call), cmp.Compare(a.order, b.order))
