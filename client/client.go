@@ -28,6 +28,7 @@ type Client struct {
 	flights  sync.Pool
 	pendings sync.Pool
 	fetches  sync.Pool
+	open     open
 
 	stopping context.Context // ends when Close begins
 	stop     context.CancelFunc
@@ -57,6 +58,7 @@ func Dial(ctx context.Context, addresses string, opts ...Option) (*Client, error
 	c.sends.init()
 	c.runs.init()
 	c.cluster = newCluster(o, addrs, ulid.ULID(c.producer).String())
+	c.cluster.connected = c.connected
 	if err := c.cluster.start(ctx); err != nil {
 		c.stop()
 		c.cluster.close()
@@ -69,13 +71,14 @@ func Dial(ctx context.Context, addresses string, opts ...Option) (*Client, error
 func (c *Client) Cluster() *Cluster { return c.cluster }
 
 // Close refuses new calls, ends the Runs of consumers as the end of their contexts would, waits for them and for sends
-// under way until ctx ends, and then ends the connections. What was not answered by then has the outcome unknown. It
-// returns ctx's error when it did not wait for everything; the client is closed then too. Only the first call waits.
+// under way until ctx ends, gives back what was fetched and not acknowledged, and then ends the connections. What was not
+// answered by then has the outcome unknown. It returns ctx's error when it did not wait for everything; the client is closed then too. Only the first call waits.
 func (c *Client) Close(ctx context.Context) error {
 	var err error
 	c.closing.Do(func() {
 		c.stop()
 		err = errors.Join(c.runs.close(ctx), c.sends.close(ctx))
+		c.giveAllBack(ctx)
 		c.cluster.close()
 		// Without connections every batch ends soon.
 		c.sends.wait()

@@ -30,11 +30,14 @@ type Cluster struct {
 	addrs    []string
 	clientID string
 	buffers  wire.Buffers // of all connections
-	slots    []slot
-	turn     atomic.Uint32
-	ctx      context.Context // ends with the cluster
-	cancel   context.CancelFunc
-	ran      sync.WaitGroup
+
+	connected func(*link) // is told of each connection that came up; must not block; nil: nobody
+
+	slots  []slot
+	turn   atomic.Uint32
+	ctx    context.Context // ends with the cluster
+	cancel context.CancelFunc
+	ran    sync.WaitGroup
 
 	mu struct {
 		sync.Mutex
@@ -137,6 +140,9 @@ func (c *Cluster) serve(s *slot, first chan<- error) {
 		close(c.mu.up)
 		c.mu.up = make(chan struct{})
 		c.mu.Unlock()
+		if c.connected != nil {
+			c.connected(l)
+		}
 		if c.ctx.Err() != nil { // close may have looked before the link stood there
 			l.Close(nil)
 		}

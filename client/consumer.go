@@ -18,9 +18,15 @@ type Consumer struct {
 	c          *Client
 	topic      string
 	o          *consumerOptions
-	member     uint32 // of Fetch
 	subscribed atomic.Bool
 	subscribe  chan struct{} // one element: who holds it subscribes
+
+	// The members of Fetches: each Fetch under way has one of its own.
+	fetchers struct {
+		sync.Mutex
+		all  map[uint32]*member
+		idle []*member
+	}
 }
 
 // Consumer returns a consumer of the topic. Nothing is asked of the broker yet.
@@ -32,7 +38,7 @@ func (c *Client) Consumer(topic string, opts ...ConsumerOption) (*Consumer, erro
 	if c.stopping.Err() != nil {
 		return nil, errClosed("consumer", topic)
 	}
-	k := &Consumer{c: c, topic: topic, o: o, member: c.members.Add(1), subscribe: make(chan struct{}, 1)}
+	k := &Consumer{c: c, topic: topic, o: o, subscribe: make(chan struct{}, 1)}
 	k.subscribe <- struct{}{}
 	return k, nil
 }
@@ -52,7 +58,7 @@ func (c *Consumer) Subscribe(ctx context.Context) error {
 	if c.subscribed.Load() {
 		return nil
 	}
-	r := &wire.SubscribeRequest{Topic: c.topic, Group: c.o.group, Member: c.member, Start: uint32(c.o.start)}
+	r := &wire.SubscribeRequest{Topic: c.topic, Group: c.o.group, Start: uint32(c.o.start)}
 	if err := c.c.cluster.call(ctx, opSubscribe, c.topic, wire.CommandSubscribe, r, new(wire.SubscribeResponse)); err != nil {
 		return err
 	}
@@ -62,7 +68,7 @@ func (c *Consumer) Subscribe(ctx context.Context) error {
 
 // Fetch leases up to n messages, all of one partition and in order, and waits for one if there is none (Wait). An empty
 // result without an error means that none came. Each delivery wants its Ack before its lease ends; until then its
-// partition gives nothing to others. When ctx ends, what comes too late is given back.
+// partition gives nothing to others. What comes too late, or is not acknowledged when the client is closed, is given back.
 func (c *Consumer) Fetch(ctx context.Context, n int, opts ...FetchOption) ([]*Delivery, error) {
 	o := &fetchOptions{wait: c.o.wait}
 	if err := errors.Join(between("Fetch: n", n, 1, wire.BatchMessagesMax), apply(o, opts)); err != nil {
@@ -74,23 +80,23 @@ func (c *Consumer) Fetch(ctx context.Context, n int, opts ...FetchOption) ([]*De
 	defer c.c.runs.leave()
 	ctx, cancel := c.c.until(ctx)
 	defer cancel()
+	m := c.takeMember()
+	defer c.putMember(m)
+	r := wire.FetchRequest{Topic: c.topic, Group: c.o.group, MessagesMax: uint32(n), BytesMax: uint32(c.o.batchBytes), Partitions: o.partitions}
 	deadline := time.Now().Add(o.wait)
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
 		if err := c.Subscribe(ctx); err != nil {
 			return nil, c.stopped(opFetch, err)
 		}
-		r := wire.FetchRequest{
-			Topic: c.topic, Group: c.o.group, Member: c.member, MessagesMax: uint32(n), BytesMax: uint32(c.o.batchBytes),
-			WaitMs: waitMs(time.Until(deadline)), Partitions: o.partitions,
-		}
-		out, l, err := c.fetch(ctx, c.member, &r, nil)
+		r.WaitMs = waitMs(time.Until(deadline))
+		out, l, err := m.fetch(ctx, &r, nil)
 		if err == nil {
 			if out.Lease == 0 {
 				return nil, nil
 			}
-			ds, err := c.deliveries(out, c.member, leaseEnd(out))
+			ds, err := c.deliveries(out, m.number, leaseEnd(out))
 			if err != nil {
-				giveBack(l, c.ackRequest(c.member), out)
+				m.disown(out.Lease, false)
 				return nil, newError(opFetch, c.topic, int(out.Partition), l.addr, err)
 			}
 			return ds, nil
@@ -147,86 +153,33 @@ func (c *Consumer) ackRequest(member uint32) *wire.AckRequest {
 	return &wire.AckRequest{Topic: c.topic, Group: c.o.group, Member: member}
 }
 
-// fetchCall is one fetch that is waited for, used again by its client.
-type fetchCall struct {
-	consumer *Consumer
-	member   uint32
-	link     *link
-	out      *wire.FetchResponse
-	err      error
-	state    atomic.Int32 // as a pending's
-	ready    chan struct{}
-	done     func(wire.Frame, error) // answered, bound once
-	header   []byte
+// takeMember returns a member for a Fetch, one in doubt first, so that the doubt ends.
+func (c *Consumer) takeMember() *member {
+	f := &c.fetchers
+	f.Lock()
+	defer f.Unlock()
+	n := len(f.idle)
+	if n == 0 {
+		m := c.c.newMember(c)
+		if f.all == nil {
+			f.all = map[uint32]*member{}
+		}
+		f.all[m.number] = m
+		return m
+	}
+	i := max(slices.IndexFunc(f.idle, (*member).inDoubt), 0)
+	m := f.idle[i]
+	f.idle[i] = f.idle[n-1]
+	f.idle = f.idle[:n-1]
+	m.setUsed(true)
+	return m
 }
 
-// fetch asks once and waits for the answer, whose batches are the caller's. before is called with the connection first:
-// what it starts there reaches the broker before the fetch.
-func (c *Consumer) fetch(ctx context.Context, member uint32, r *wire.FetchRequest, before func(*link)) (*wire.FetchResponse, *link, error) {
-	l := c.c.cluster.pick(member)
-	if l == nil {
-		return nil, nil, c.c.cluster.none()
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, l, err
-	}
-	f, _ := c.c.fetches.Get().(*fetchCall)
-	if f == nil {
-		f = &fetchCall{ready: make(chan struct{}, 1)}
-		f.done = f.answered
-	}
-	f.consumer, f.member, f.link = c, member, l
-	f.state.Store(pendingWaits)
-	f.header = wire.AppendFetchRequest(f.header[:0], r)
-	if before != nil {
-		before(l)
-	}
-	if _, err := l.Start(wire.CommandFetch, f.header, nil, f.done); err != nil {
-		f.put()
-		return nil, l, err
-	}
-	l.FlushShared()
-	select {
-	case <-f.ready:
-	case <-ctx.Done():
-		// It is not taken back: a lease may be on its way, and nobody else would get these messages until it ends.
-		if f.state.CompareAndSwap(pendingWaits, pendingAbandoned) {
-			return nil, l, ctx.Err()
-		}
-		<-f.ready
-	}
-	out, err := f.out, f.err
-	f.put()
-	return out, l, err
-}
-
-func (f *fetchCall) put() {
-	c := f.consumer.c
-	f.consumer, f.link, f.out, f.err = nil, nil, nil, nil
-	c.fetches.Put(f)
-}
-
-// answered runs on the connection's reading goroutine, or where the connection is closed.
-func (f *fetchCall) answered(frame wire.Frame, err error) {
-	var out *wire.FetchResponse
-	if err == nil {
-		out = new(wire.FetchResponse)
-		err = wire.ParseFetchResponse(out, frame.Header)
-	}
-	if f.state.Load() == pendingWaits {
-		if err == nil {
-			out.Batches = slices.Clone(frame.Payload)
-		}
-		f.out, f.err = out, err
-		if f.state.CompareAndSwap(pendingWaits, pendingResolved) {
-			f.ready <- struct{}{}
-			return
-		}
-	}
-	if err == nil {
-		giveBack(f.link, f.consumer.ackRequest(f.member), out)
-	}
-	f.put()
+func (c *Consumer) putMember(m *member) {
+	m.rest()
+	c.fetchers.Lock()
+	defer c.fetchers.Unlock()
+	c.fetchers.idle = append(c.fetchers.idle, m)
 }
 
 // Ack acknowledges deliveries of this consumer together; see Delivery.Ack. Where several fail, the errors are joined.
@@ -290,21 +243,44 @@ func (c *Consumer) endAll(ctx context.Context, op string, g endGroup) error {
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
 		l, err := c.c.cluster.await(ctx, g.member)
 		if err != nil {
+			c.ended(&g, nil)
 			return c.endError(op, g.items, nil, err, unknown)
 		}
 		var out wire.AckResponse
 		f, err := l.Call(ctx, wire.CommandAck, wire.AppendAckRequest(nil, r), nil)
 		if err == nil {
 			if err = parseAcks(&out, f.Header, len(r.Items)); err == nil {
+				c.ended(&g, out.Codes)
 				return c.endCodes(op, l, g.items, out.Codes, unknown)
 			}
 		}
 		code := codeOf(err)
 		unknown = unknown || code == wire.CodeUnknown || ctx.Err() != nil
 		if ctx.Err() != nil || wire.Traits[code].Retry == wire.RetryNever || time.Now().After(g.deadline) || !c.c.cluster.pause(ctx, pause) {
+			c.ended(&g, nil)
 			return c.endError(op, g.items, l, err, unknown)
 		}
 	}
+}
+
+// ended tells the member what became of its leases; codes nil: that is not known.
+func (c *Consumer) ended(g *endGroup, codes []wire.Code) {
+	c.fetchers.Lock()
+	m := c.fetchers.all[g.member]
+	c.fetchers.Unlock()
+	if m == nil {
+		return
+	}
+	for i := range g.items {
+		switch it := &g.items[i]; {
+		case codes != nil:
+			m.told(it, codes[i])
+		case it.Outcome == wire.Released:
+			m.ended(it.Lease, it.From, it.To, true) // it is not wanted back, whether that arrived or not
+		}
+	}
+	c.c.track(m)
+	m.settle(c.c.cluster.pick(m.number))
 }
 
 func (c *Consumer) endError(op string, items []wire.AckRange, l *link, err error, unknown bool) error {

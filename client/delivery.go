@@ -34,7 +34,8 @@ func (d *Delivery) Ack(ctx context.Context) error {
 	return d.consumer.end(ctx, opAck, wire.Acked, []*Delivery{d})
 }
 
-// Release gives the message back: it is delivered again, to whoever asks first, when all of its lease has ended.
+// Release gives the message back: it is delivered again, to whoever asks first, when all of its lease has ended. After an
+// error the client goes on trying, unless the lease has other messages that are not acknowledged yet: then with their end.
 func (d *Delivery) Release(ctx context.Context) error {
 	return d.consumer.end(ctx, opRelease, wire.Released, []*Delivery{d})
 }

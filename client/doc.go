@@ -29,6 +29,10 @@
 // come in order, and what follows a message comes only after its end or in the same lease. A message comes again if its ack
 // did not arrive, its lease ran out, its consumer died, or its handler failed.
 //
+// What a consumer was given and never got (the connection or the context of a Fetch ended before the answer came) is
+// given back as soon as there is a connection. So is what was not acknowledged when Run ends or the client is closed. A consumer
+// that dies without that keeps others waiting for the broker's grace (10 s), a handler that hangs for its ack timeout.
+//
 // # Connections
 //
 // All producers and consumers of a Client share a few connections (two by default), on which many requests are in flight.

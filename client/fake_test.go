@@ -191,6 +191,23 @@ func (b *fakeBroker) lease(client string, r *wire.FetchRequest) *wire.FetchRespo
 	return nil
 }
 
+// reconcile ends what a member has and does not name. b.mu is held; what it returns is run without.
+func (b *fakeBroker) reconcile(client string, r *wire.FetchRequest) (ready []func()) {
+	for _, f := range b.mu.parked {
+		if !f.over && f.client == client && f.r.Member == r.Member && f.r.Topic == r.Topic && f.r.Group == r.Group {
+			f.over = true
+			f.timer.Stop()
+			ready = append(ready, func() { f.done(nil, wire.Errorf(wire.CodeTimeout, "replaced")) })
+		}
+	}
+	for _, g := range b.mu.groups[r.Group+"@"+r.Topic] {
+		if l := g.lease; l != nil && l.client == client && l.member == r.Member && !slices.Contains(r.Held, l.number) {
+			g.lease = nil
+		}
+	}
+	return append(ready, b.serveParked()...)
+}
+
 func (b *fakeBroker) Fetch(ctx context.Context, r *wire.FetchRequest, done func(*wire.FetchResponse, error)) {
 	if b.onFetch != nil {
 		if err := b.onFetch(r); err != nil {
@@ -203,6 +220,16 @@ func (b *fakeBroker) Fetch(ctx context.Context, r *wire.FetchRequest, done func(
 	if b.mu.groups[r.Group+"@"+r.Topic] == nil {
 		b.mu.Unlock()
 		done(nil, wire.Errorf(wire.CodeGroupNotFound, "group %q", r.Group))
+		return
+	}
+	if r.Reconcile {
+		for _, run := range b.reconcile(client, r) {
+			defer run()
+		}
+	}
+	if r.Leave {
+		b.mu.Unlock()
+		done(&wire.FetchResponse{}, nil)
 		return
 	}
 	if out := b.lease(client, r); out != nil || r.WaitMs == 0 {

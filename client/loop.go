@@ -20,7 +20,7 @@ const settleTimeout = 5 * time.Second
 type loop struct {
 	c       *Consumer
 	h       Handler
-	member  uint32
+	m       *member
 	backoff time.Duration
 	timer   *time.Timer // sends what was handled while a handler runs on
 
@@ -44,7 +44,7 @@ type ackItem struct {
 }
 
 func newLoop(c *Consumer, h Handler) *loop {
-	l := &loop{c: c, h: h, member: c.c.members.Add(1), backoff: c.o.backoffMin}
+	l := &loop{c: c, h: h, m: c.c.newMember(c), backoff: c.o.backoffMin}
 	return l
 }
 
@@ -54,12 +54,12 @@ func (l *loop) logger() *slog.Logger { return l.c.c.o.logger }
 func (l *loop) run(ctx, handling context.Context) error {
 	defer l.settle()
 	r := wire.FetchRequest{
-		Topic: l.c.topic, Group: l.c.o.group, Member: l.member, MessagesMax: uint32(l.c.o.batch), BytesMax: uint32(l.c.o.batchBytes),
+		Topic: l.c.topic, Group: l.c.o.group, MessagesMax: uint32(l.c.o.batch), BytesMax: uint32(l.c.o.batchBytes),
 		WaitMs: waitMs(l.c.o.wait),
 	}
 	pause := retryMin
 	for ctx.Err() == nil {
-		out, link, err := l.c.fetch(ctx, l.member, &r, l.resend)
+		out, link, err := l.m.fetch(ctx, &r, l.resend)
 		if err == nil {
 			pause = retryMin
 			if out.Lease == 0 {
@@ -96,7 +96,7 @@ func (l *loop) run(ctx, handling context.Context) error {
 // await waits for d, but only until there is a connection if that was the matter.
 func (l *loop) await(ctx context.Context, d time.Duration, had *link) {
 	if had == nil {
-		l.c.c.cluster.await(ctx, l.member)
+		l.c.c.cluster.await(ctx, l.m.number)
 		return
 	}
 	l.c.c.cluster.pause(ctx, d)
@@ -105,9 +105,9 @@ func (l *loop) await(ctx context.Context, d time.Duration, had *link) {
 // handle handles the messages of a lease. An error means that they could not be read.
 func (l *loop) handle(ctx, handling context.Context, link *link, r *wire.FetchResponse) error {
 	deadline := leaseEnd(r)
-	ds, err := l.c.deliveries(r, l.member, deadline)
+	ds, err := l.c.deliveries(r, l.m.number, deadline)
 	if err != nil {
-		giveBack(link, l.c.ackRequest(l.member), r)
+		l.m.disown(r.Lease, false)
 		l.logger().Error("what was fetched cannot be read", "topic", l.c.topic, "partition", r.Partition, "index", r.From, "err", err)
 		return err
 	}
@@ -182,7 +182,7 @@ func (l *loop) arm(deadline time.Time) {
 	}
 	l.timer = time.AfterFunc(l.c.o.ackAfter, func() {
 		l.flush(deadline)
-		if link := l.c.c.cluster.pick(l.member); link != nil {
+		if link := l.c.c.cluster.pick(l.m.number); link != nil {
 			l.pump(link)
 		}
 	})
@@ -227,7 +227,7 @@ func (l *loop) resend(link *link) {
 	if len(items) == 0 {
 		return
 	}
-	r := l.c.ackRequest(l.member)
+	r := l.c.ackRequest(l.m.number)
 	for _, i := range items {
 		r.Items = append(r.Items, i.AckRange)
 	}
@@ -259,12 +259,14 @@ func (l *loop) acked(items []ackItem, codes []wire.Code, err error) {
 		i.unknown = i.unknown || code == wire.CodeUnknown
 		switch {
 		case code == wire.CodeOK, code == wire.CodeAlreadyEnded:
+			l.m.told(&i.AckRange, code)
 		case err != nil && wire.Traits[code].Retry != wire.RetryNever && now.Before(i.until):
 			l.mu.failed = append(l.mu.failed, i)
 		default:
 			if i.Lease == l.mu.lease {
 				l.mu.lost = true
 			}
+			l.m.disown(i.Lease, code == wire.CodeLeaseExpired || code == wire.CodeLeaseUnknown)
 			if i.Outcome == wire.Acked {
 				l.logger().Warn("ack was refused: the messages come again", "topic", l.c.topic, "group", l.c.o.group, "partition", i.Partition, "index", i.From, "to", i.To, "code", code)
 			}
@@ -272,10 +274,11 @@ func (l *loop) acked(items []ackItem, codes []wire.Code, err error) {
 	}
 }
 
-// settle sends what is left and waits for the answers: at the end of a loop.
+// settle sends what is left and waits for the answers, and leaves: at the end of a loop.
 func (l *loop) settle() {
 	ctx, cancel := context.WithTimeout(l.c.c.cluster.ctx, settleTimeout)
 	defer cancel()
+	defer l.m.retire(ctx)
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
 		l.mu.Lock()
 		queued, inFlight := len(l.mu.failed), l.mu.inFlight
@@ -295,7 +298,7 @@ func (l *loop) settle() {
 				return
 			}
 		case queued > 0:
-			link, err := l.c.c.cluster.await(ctx, l.member)
+			link, err := l.c.c.cluster.await(ctx, l.m.number)
 			if err != nil {
 				return
 			}
