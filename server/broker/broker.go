@@ -230,6 +230,20 @@ func (s source) End(p store.Partition) (index.Index, error) {
 	return end, err
 }
 
+func (s source) Names(q dispatch.Queue) (topic, group string) {
+	for _, t := range s.b.store.Topics() {
+		if topicKey(&t) == q.Topic {
+			topic = t.Name
+		}
+	}
+	for _, g := range s.b.o.Offsets.GroupsOf(q.Topic) {
+		if g.ID == q.Group {
+			group = g.Name
+		}
+	}
+	return topic, group
+}
+
 func (s source) Progress(g offset.GroupID, t offset.Topic, p uint16) (offset.Progress, uint32, bool) {
 	return s.b.o.Offsets.Progress(g, t, p)
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -367,6 +368,30 @@ func TestSilentFailureWhileFetchesWait(t *testing.T) {
 		d.err.Store(&err)
 		if f := <-waits; wire.CodeOf(f.err) != wire.CodeFailed || time.Since(failed) > failurePoll {
 			t.Errorf("%v after %v", f.err, time.Since(failed))
+		}
+	})
+}
+
+// TestLeaseLog shows that the log calls a lease which ran out, and a new group, by the names that people know.
+func TestLeaseLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		w := newWorld(t, Options{AckTimeout: time.Minute, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		w.topic("orders", 1)
+		w.subscribe("orders", "pay", wire.StartBeginning)
+		if _, err := w.produce("orders", 0, batch(t, 2, 10)); err != nil {
+			t.Fatal(err)
+		}
+		w.fetch("a", wire.FetchRequest{Topic: "orders", Group: "pay"})
+		time.Sleep(2 * time.Minute)
+		w.close()
+		for _, want := range []string{
+			`msg="a group was made" topic=orders group=pay id=1 client=a start=beginning`,
+			`msg="a lease ended before its messages did" why=timeout topic=orders group=pay partition=0 index=0 to=2 client=a`,
+		} {
+			if !strings.Contains(log.String(), want) {
+				t.Errorf("log has no %s:\n%s", want, &log)
+			}
 		}
 	})
 }

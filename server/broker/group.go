@@ -148,6 +148,14 @@ func (s *births) end(key birthKey, running *birth, err error) {
 	close(running.done)
 }
 
+// startName is wire.StartEnd or wire.StartBeginning for people.
+func startName(start uint32) string {
+	if start == wire.StartBeginning {
+		return "beginning"
+	}
+	return "end"
+}
+
 func (b *Broker) bear(key birthKey, id offset.GroupID, t *store.Topic, who *wire.Peer, start uint32, running *birth) error {
 	r := offset.Reset{Namespace: key.group.namespace, Group: id, GroupName: key.group.name, Topic: key.topic, TopicName: t.Name,
 		Who: who.App + " " + who.ClientID + " " + who.Addr, Why: "first subscription"}
@@ -166,7 +174,7 @@ func (b *Broker) bear(key birthKey, id offset.GroupID, t *store.Topic, who *wire
 		if err != nil {
 			b.failedBy(err)
 		} else {
-			b.o.Logger.Info("a group was made", "topic", t.Name, "group", r.GroupName, "id", id, "client", who.ClientID, "start", start)
+			b.o.Logger.Info("a group was made", "topic", t.Name, "group", r.GroupName, "id", id, "client", who.ClientID, "start", startName(start))
 		}
 		b.births.end(key, running, err)
 	})

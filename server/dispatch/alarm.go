@@ -122,8 +122,12 @@ func (d *Dispatcher) expire() {
 	d.mu.ended = nil
 	d.mu.Unlock()
 	out.call()
-	for _, e := range report {
-		d.o.Logger.Info("a lease ended before its messages did", "why", e.why.String(), "group", e.queue.Group, "topic", e.queue.Topic.ID, "partition", e.partition,
-			"from", e.lease.From, "to", e.lease.To, "client", e.client, "member", e.member)
+	var topic, group string
+	for i, e := range report {
+		if i == 0 || e.queue != report[i-1].queue {
+			topic, group = d.o.Source.Names(e.queue)
+		}
+		d.o.Logger.Info("a lease ended before its messages did", "why", e.why.String(), "topic", topic, "group", group, "partition", e.partition,
+			"index", e.lease.From, "to", e.lease.To, "client", e.client, "member", e.member)
 	}
 }

@@ -19,13 +19,15 @@ type Queue struct {
 	Topic offset.Topic
 }
 
-// Source is where a queue's state is read from when it is first used.
+// Source is where a queue's state is read from when it is first used. It is called without the Dispatcher's lock.
 type Source interface {
 	// End returns the index after the last committed message of a partition. It must see every commit that was given to
 	// Commit before.
 	End(p store.Partition) (index.Index, error)
 	// Progress is offset.Table.Progress.
 	Progress(g offset.GroupID, topic offset.Topic, p uint16) (offset.Progress, uint32, bool)
+	// Names are what people call the queue, for the log.
+	Names(q Queue) (topic, group string)
 }
 
 // Options of a Dispatcher.

@@ -51,6 +51,10 @@ func (s *fakeSource) Progress(g offset.GroupID, _ offset.Topic, p uint16) (offse
 	return at.Clone(), 1, true
 }
 
+func (s *fakeSource) Names(q Queue) (topic, group string) {
+	return "orders", fmt.Sprint("group ", q.Group)
+}
+
 func (s *fakeSource) commit(d *Dispatcher, p uint16, end index.Index) {
 	s.mu.Lock()
 	s.ends[p] = end
