@@ -67,7 +67,7 @@ type Trait struct {
 // Traits has a row for each code.
 var Traits = map[Code]Trait{
 	CodeOK:                 {"ok", RetryNever, true, ""},
-	CodeMalformed:          {"malformed", RetryNever, false, "this is not a jmq client, or its version is broken"},
+	CodeMalformed:          {"malformed", RetryNever, false, "one of the two is not jmq, or of a broken version"},
 	CodeUnsupportedVersion: {"unsupported-version", RetryNever, false, "use an SDK of the broker's version"},
 	CodeUnknownCommand:     {"unknown-command", RetryNever, true, "use an SDK not newer than the broker"},
 	CodeHelloFirst:         {"hello-first", RetryNever, false, "send the hello as the first frame"},
@@ -75,7 +75,7 @@ var Traits = map[Code]Trait{
 	CodeInvalid:            {"invalid", RetryNever, true, "correct the value that the message names"},
 	CodeCorrupt:            {"corrupt", RetryHere, true, "send it again"},
 	CodeTopicNotFound:      {"topic-not-found", RetryNever, true, "create it: jmq topic create NAME"},
-	CodePartitionNotFound:  {"partition-not-found", RetryHere, true, "fetch the route again"},
+	CodePartitionNotFound:  {"partition-not-found", RetryHere, true, "take one that the topic has"},
 	CodeGroupNotFound:      {"group-not-found", RetryHere, true, "subscribe the group first"},
 	CodeTopicExists:        {"topic-exists", RetryNever, true, "choose another name, or use the topic as it is"},
 	CodeLeaseExpired:       {"lease-expired", RetryNever, true, "the messages are delivered again; raise the ack timeout if handlers need longer"},

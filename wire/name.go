@@ -40,12 +40,16 @@ func checkName(what, name string, dots bool) error {
 	if len(name) > NameBytesMax {
 		return Errorf(CodeInvalid, "%s name has %d bytes, at most %d are allowed", what, len(name), NameBytesMax)
 	}
+	allowed := "letters, digits, '_' and '-'"
+	if dots {
+		allowed = "letters, digits, '.', '_' and '-'"
+	}
 	for i := range len(name) {
 		switch b := name[i]; {
 		case 'a' <= b && b <= 'z', 'A' <= b && b <= 'Z', '0' <= b && b <= '9', b == '_', b == '-':
 		case b == '.' && dots:
 		default:
-			return Errorf(CodeInvalid, "%s name %q has byte %q at %d: letters, digits, '_' and '-' are allowed", what, name, b, i)
+			return Errorf(CodeInvalid, "%s name %q has byte %q at %d: %s are allowed", what, name, b, i, allowed)
 		}
 	}
 	return nil
