@@ -109,9 +109,16 @@ func (b benchResult) print(w io.Writer, asJSON bool) error {
 	if asJSON {
 		return json.NewEncoder(w).Encode(b)
 	}
-	if _, err := fmt.Fprintf(w, "%-7s %dx%d %d B: %.0f messages/s, %.1f MB/s, p50 %d us, p99 %d us, p99.9 %d us, max %d us, %.0f syncs/s, %.2f us CPU a message, peak RSS %.1f MiB\n",
-		b.System, b.Producers, b.Batch, b.Size, b.MessagesPerSec, b.BytesPerSec/1e6, b.P50Us, b.P99Us, b.P999Us, b.MaxUs,
-		b.SyncsPerSec, b.CPUUsPerMessage, float64(b.RSSPeakBytes)/(1<<20)); err != nil {
+	line := fmt.Sprintf("%-7s %dx%d %d B: %.0f messages/s, %.1f MB/s, p50 %d us, p99 %d us, p99.9 %d us, max %d us",
+		b.System, b.Producers, b.Batch, b.Size, b.MessagesPerSec, b.BytesPerSec/1e6, b.P50Us, b.P99Us, b.P999Us, b.MaxUs)
+	// What is not known of a server that is not our own is left out.
+	if b.SyncsPerSec > 0 {
+		line += fmt.Sprintf(", %.0f syncs/s", b.SyncsPerSec)
+	}
+	if b.RSSPeakBytes > 0 {
+		line += fmt.Sprintf(", %.2f us CPU a message, peak RSS %.1f MiB", b.CPUUsPerMessage, float64(b.RSSPeakBytes)/(1<<20))
+	}
+	if _, err := fmt.Fprintln(w, line); err != nil {
 		return err
 	}
 	const width = 50 // characters of the longest bar

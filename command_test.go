@@ -255,5 +255,5 @@ func TestJournalVerify(t *testing.T) {
 	local.fails(exitUsage, "is a file", "", "journal verify", segments[0])
 	local.fails(exitUsage, "usage: jmq journal verify FOLDER", "", "journal verify")
 	running := servertest.Start(t)
-	local.fails(exitError, "in use", "", "journal verify", running.Folder())
+	local.fails(exitError, "in use; stop its broker first", "", "journal verify", running.Folder())
 }

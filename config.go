@@ -406,7 +406,7 @@ type yamlOther struct{ text string }
 
 // didYouMean names the known word nearest to word, if one is near.
 func didYouMean(word string, known []string) string {
-	best, bestDistance := "", len(word)/3+1
+	best, bestDistance := "", min(len(word)/3+1, 4)
 	for _, k := range known {
 		if d := editDistance(strings.ToLower(word), strings.ToLower(k)); d < bestDistance {
 			best, bestDistance = k, d

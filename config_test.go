@@ -202,6 +202,7 @@ func TestConfigEachKeyWrong(t *testing.T) {
 // A variable that means nothing is an error, also the name of a section; those of the tests are left alone.
 func TestConfigUnknownEnv(t *testing.T) {
 	for env, want := range map[string]string{
+		"JMQ_BROKER_JORNAL=x":  "unknown variable JMQ_BROKER_JORNAL; see jmq config ls",
 		"JMQ_BROKER_NAM=x":     "unknown variable JMQ_BROKER_NAM; did you mean JMQ_BROKER_NAME?",
 		"JMQ_BROKER_JOURNAL=x": "unknown variable JMQ_BROKER_JOURNAL",
 		"JMQ_=x":               "unknown variable JMQ_",

@@ -142,7 +142,7 @@ func lockStopped(folder string) (io.Closer, error) {
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
 		return nil, nil
 	}
-	return nil, server.FolderError(real, local.ErrInUse)
+	return nil, &server.StartError{What: "data folder " + real, Err: local.ErrInUse, Next: "stop its broker first, or verify a copy of the folder"}
 }
 
 func resultOf(dir string, r journal.Report) verifyResult {

@@ -44,6 +44,9 @@ func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	if err == nil {
 		return exitOK
 	}
+	if _, ours := errors.AsType[*codedError](err); !ours && strings.HasPrefix(err.Error(), "unknown command") { // cobra's
+		err = usagef("%s; see jmq --help", strings.TrimSpace(err.Error()))
+	}
 	for _, e := range splitErrors(err) {
 		fmt.Fprintln(stderr, "jmq:", oneLine(e))
 	}
@@ -150,9 +153,6 @@ func exitCode(err error) int {
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		return exitTimeout
-	}
-	if strings.HasPrefix(err.Error(), "unknown command") {
-		return exitUsage
 	}
 	return exitError
 }

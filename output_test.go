@@ -70,7 +70,8 @@ func TestExitCodes(t *testing.T) {
 // A wrong command line is one line and exit code 2, at every level, and says what is known.
 func TestUsageErrors(t *testing.T) {
 	for _, c := range []struct{ line, says string }{
-		{"prodce", "did you mean produce"},
+		{"prodce", "did you mean produce; see jmq --help"},
+		{"nothing", `unknown command "nothing" for "jmq"; see jmq --help`},
 		{"topic", "needs one of: create, ls"},
 		{"topic drop", `does not know "drop"; it knows: create, ls`},
 		{"version extra", "usage: jmq version"},
