@@ -42,6 +42,16 @@ type Peer struct {
 	SDK       string
 	Addr      string
 	Namespace uint32
+	// Batched says that the session hands over several requests at a time, and calls Committer.Commit after the last one:
+	// what they store goes into one commit. Without it each Produce starts a commit if none is running.
+	Batched bool
+}
+
+// Committer is a Broker that wants to know when a session has handed over all requests that it has at the moment.
+type Committer interface {
+	// Commit starts a commit of what was stored, if none is running. It may carry the commit out itself. Never blocks on
+	// anything but the disk.
+	Commit()
 }
 
 // The hot requests have plain structs, coded by hand to the protobuf form of their ...Header twins in jmq.proto.

@@ -68,9 +68,10 @@ func setDefault[T comparable](v *T, d T) {
 // Handler turns a Broker and an Admin into what serves a connection: frame -> call -> frame. It has no goroutines of its
 // own.
 type Handler struct {
-	broker Broker
-	admin  Admin
-	o      HandlerOptions
+	broker    Broker
+	committer Committer // nil: the broker starts commits by itself
+	admin     Admin
+	o         HandlerOptions
 
 	panics   atomic.Uint64
 	twice    atomic.Uint64
@@ -85,7 +86,8 @@ const (
 
 // NewHandler returns a handler that serves b and a.
 func NewHandler(b Broker, a Admin, o HandlerOptions) *Handler {
-	return &Handler{broker: b, admin: a, o: o.withDefaults()}
+	committer, _ := b.(Committer)
+	return &Handler{broker: b, committer: committer, admin: a, o: o.withDefaults()}
 }
 
 // KeepAlive is what the hello tells clients.
@@ -141,6 +143,7 @@ type Session struct {
 	cancel context.CancelFunc
 	names  Names
 	ready  bool        // the hello is done; of the reading goroutine
+	stored bool        // something was stored since the last commit was asked for; of the reading goroutine
 	late   *time.Timer // ends the session when no hello comes
 	peer   atomic.Pointer[Peer]
 	begun  time.Time
@@ -169,10 +172,20 @@ func (h *Handler) NewSession(nc net.Conn, o SessionOptions) *Session {
 	s := &Session{h: h, o: o, begun: time.Now()}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.conn = NewConn(nc, ConnOptions{
-		Handler: s.handle, OnQueued: s.queued, OnBatchEnd: (*Conn).Flush,
+		Handler: s.handle, OnQueued: s.queued, OnBatchEnd: func(*Conn) { s.batchEnd() },
 		FrameBytesMax: HelloBytesMax, QueueBytesMax: h.o.QueueBytesMax, Buffers: o.Buffers, Logger: h.o.Logger,
 	})
 	return s
+}
+
+// batchEnd is called when all frames of one read were handled, and before and after the reading goroutine waits: what was
+// stored is committed, what was answered is written.
+func (s *Session) batchEnd() {
+	if s.stored {
+		s.stored = false
+		s.h.committer.Commit()
+	}
+	s.conn.Flush()
 }
 
 // queued passes on that an answer waits.
@@ -208,6 +221,7 @@ func (s *Session) Serve() error {
 		s.conn.Shut(err)
 	})
 	err := s.conn.Serve()
+	s.batchEnd()
 	s.late.Stop()
 	if e, ok := asCodeError(err); ok {
 		s.h.countError(e.Code)
@@ -293,7 +307,7 @@ func (s *Session) begin(f Frame) *call {
 	s.mu.Lock()
 	if !room() {
 		s.mu.Unlock()
-		s.conn.Flush() // nobody else might, while we wait
+		s.batchEnd() // nobody else might, while we wait
 		if s.await(context.Background(), room) != nil {
 			return nil
 		}
@@ -421,6 +435,7 @@ func (s *Session) handle(c *Conn, f Frame) {
 	}
 	if f.Command == CommandFetch && c.QueueBytes() > s.h.o.QueueBytesMax/4 {
 		// The peer reads too slowly for what it asks: we read no more from it before it has its answers.
+		s.batchEnd()
 		if c.Written(s.ctx) != nil {
 			return
 		}
@@ -490,7 +505,7 @@ func (s *Session) hello(f Frame) error {
 	if !s.late.Stop() {
 		return Errorf(CodeHelloFirst, "the hello came too late")
 	}
-	p := &Peer{ClientID: r.ClientId, App: r.App, SDK: r.Sdk, Addr: s.conn.RemoteAddr().String()}
+	p := &Peer{ClientID: r.ClientId, App: r.App, SDK: r.Sdk, Addr: s.conn.RemoteAddr().String(), Batched: s.h.committer != nil}
 	s.ctx = WithPeer(s.ctx, p)
 	s.conn.SetFrameBytesMax(FrameBytesMax)
 	s.ready = true
@@ -511,6 +526,7 @@ func (s *Session) run(c *call, f Frame) error {
 			return err
 		}
 		c.produce.Batch = f.Payload
+		s.stored = s.h.committer != nil
 		s.h.broker.Produce(s.ctx, &c.produce, c.produceReply)
 		return nil
 	case CommandFetch:

@@ -51,7 +51,8 @@ func (c *produceCall) append(ctx context.Context, r *wire.ProduceRequest, done f
 	if err := b.check(); err != nil {
 		return err
 	}
-	t, err := b.topic(wire.PeerFrom(ctx).Namespace, r.Topic)
+	peer := wire.PeerFrom(ctx)
+	t, err := b.topic(peer.Namespace, r.Topic)
 	if err != nil {
 		return err
 	}
@@ -69,7 +70,18 @@ func (c *produceCall) append(ctx context.Context, r *wire.ProduceRequest, done f
 		return err
 	}
 	c.done, c.started, c.messages, c.bytes = done, time.Now(), batch.Count(), len(batch)
-	return b.store.AppendBatch(store.Partition{Topic: t.ID, Incarnation: t.Incarnation, Partition: r.Partition}, batch, c.committed)
+	p := store.Partition{Topic: t.ID, Incarnation: t.Incarnation, Partition: r.Partition}
+	if peer.Batched {
+		return b.store.QueueBatch(p, batch, c.committed)
+	}
+	return b.store.AppendBatch(p, batch, c.committed)
+}
+
+// Commit implements wire.Committer: what batched sessions stored is committed.
+func (b *Broker) Commit() {
+	if b.state.Load() != stateNew { // whatever else: what is queued must not stay there
+		b.store.Commit()
+	}
 }
 
 func noPartition(t *store.Topic, p uint32) error {

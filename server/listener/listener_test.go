@@ -45,6 +45,11 @@ func newRand(t testing.TB) *rand.Rand {
 }
 
 // fakeBroker answers at once, unless a function is set.
+type broker interface {
+	wire.Broker
+	wire.Admin
+}
+
 type fakeBroker struct {
 	wire.Admin
 	produce func(ctx context.Context, r *wire.ProduceRequest, done func(*wire.ProduceResponse, error))
@@ -111,7 +116,7 @@ func (l *pipeListener) dial() net.Conn {
 }
 
 // start runs a listener on loopback (nl nil) or nl until the test ends.
-func start(t testing.TB, b *fakeBroker, ho wire.HandlerOptions, o Options) *Listener {
+func start(t testing.TB, b broker, ho wire.HandlerOptions, o Options) *Listener {
 	t.Helper()
 	if o.Listener == nil {
 		nl, err := Listen("127.0.0.1:0")

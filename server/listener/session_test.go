@@ -302,6 +302,77 @@ func TestInFlightBound(t *testing.T) {
 	}
 }
 
+// committingBroker answers what was produced in Commit only, as a store does that starts no commit by itself.
+type committingBroker struct {
+	*fakeBroker
+	mu      sync.Mutex
+	queued  []func(*wire.ProduceResponse, error)
+	commits int
+	batched bool // every peer said so
+	asked   chan struct{}
+}
+
+func (b *committingBroker) Commit() {
+	b.mu.Lock()
+	queued := b.queued
+	b.queued = nil
+	b.commits++
+	b.mu.Unlock()
+	for _, done := range queued {
+		done(&wire.ProduceResponse{}, nil)
+	}
+	b.asked <- struct{}{}
+}
+
+// TestCommit shows that what a session stored is committed once for all frames of a read, and also when the reader
+// waits for room among its requests, and when the connection ends.
+func TestCommit(t *testing.T) {
+	b := &committingBroker{fakeBroker: new(fakeBroker), batched: true, asked: make(chan struct{}, 100)}
+	b.produce = func(ctx context.Context, _ *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.queued = append(b.queued, done)
+		b.batched = b.batched && wire.PeerFrom(ctx).Batched
+	}
+	l := start(t, b, wire.HandlerOptions{RequestsMax: 4}, Options{})
+	conn := dial(t, l, "c")
+	send := func(n int) {
+		answers := make(chan error, n)
+		for range n {
+			if _, err := conn.Start(wire.CommandProduce, produceHeader("orders"), []byte("x"), func(_ wire.Frame, err error) { answers <- err }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		conn.Flush()
+		for range n {
+			if err := <-answers; err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	send(3)
+	if b.commits != 1 || !b.batched {
+		t.Fatalf("3 frames of one read were committed %d times, batched %v; want once, batched", b.commits, b.batched)
+	}
+	send(10) // more than may be in flight: it hangs unless the reader commits before it waits
+	for len(b.asked) > 0 {
+		<-b.asked
+	}
+
+	// A frame and then half of one: the read ends with the connection.
+	raw := dialRaw(t, l)
+	end := serve(t, raw)
+	if _, err := end.Hello(context.Background(), &wire.HelloRequest{ClientId: "ends"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := end.Start(wire.CommandProduce, produceHeader("orders"), []byte("x"), func(wire.Frame, error) {}); err != nil {
+		t.Fatal(err)
+	}
+	end.Flush()
+	end.Close(nil)
+	<-b.asked
+}
+
 // TestColdBound shows that commands that block take a bounded number of goroutines, and hold up neither produce nor ping.
 func TestColdBound(t *testing.T) {
 	var running, most atomic.Int64

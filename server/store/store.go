@@ -102,6 +102,11 @@ type Store interface {
 	// before. AppendBatch, AppendRecord and CreateTopic must not be called under a lock that a done, Gather, Watch or
 	// Options.AfterCommit of an engine wants.
 	AppendBatch(p Partition, batch []byte, done func(first index.Index, stored int64, err error)) error
+	// QueueBatch is AppendBatch that starts no commit: the batch goes into the next one. The caller calls Commit when it has
+	// queued all that it has at the moment, so that one commit takes it all.
+	QueueBatch(p Partition, batch []byte, done func(first index.Index, stored int64, err error)) error
+	// Commit starts a commit of what is queued, if none is running. It may carry it out itself, and then returns after it.
+	Commit()
 	// AppendRecord appends one record of another kind; payload is free again when it returns. Errors and done as above.
 	AppendRecord(kind journal.Kind, payload []byte, done func(error)) error
 	// Kick starts a commit if none is running, so that Gather is asked soon.

@@ -50,8 +50,20 @@ func (s *Store) put(a *pending) {
 	s.pendings.Put(a)
 }
 
-// AppendBatch gives the batch its place and appends it.
+// AppendBatch gives the batch its place, appends it and sees to a commit.
 func (s *Store) AppendBatch(p store.Partition, batch []byte, done func(first index.Index, stored int64, err error)) error {
+	if err := s.QueueBatch(p, batch, done); err != nil {
+		return err
+	}
+	s.Commit()
+	return nil
+}
+
+// Commit starts a commit of what is queued, if none is running.
+func (s *Store) Commit() { s.log.TryLead() }
+
+// QueueBatch gives the batch its place and appends it.
+func (s *Store) QueueBatch(p store.Partition, batch []byte, done func(first index.Index, stored int64, err error)) error {
 	pt, err := s.part(p)
 	if err != nil {
 		return err
@@ -87,10 +99,8 @@ func (s *Store) AppendBatch(p store.Partition, batch []byte, done func(first ind
 	s.order.Unlock()
 	if err != nil {
 		s.put(a)
-		return err
 	}
-	s.log.TryLead()
-	return nil
+	return err
 }
 
 // takesLocked says whether anything may be appended. s.order is held.

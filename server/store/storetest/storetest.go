@@ -49,6 +49,7 @@ func Run(t *testing.T, newPlace func(t testing.TB) Place) {
 		{"gather", testGather},
 		{"watch", testWatch},
 		{"append from done", testAppendFromDone},
+		{"queue and commit", testQueue},
 		{"bad input", testBadInput},
 		{"close", testClose},
 	} {
@@ -852,6 +853,31 @@ func testWatch(t *testing.T, p Place) {
 	}
 	if after < 3 {
 		t.Fatalf("AfterCommit saw %d calls of Watch", after)
+	}
+}
+
+// testQueue shows that batches that were queued are committed by Commit, in order.
+func testQueue(t *testing.T, p Place) {
+	s := open(t, p, Options{})
+	pt := part(topic(t, s, "orders", 1), 0)
+	const n = 5
+	done := make(chan index.Index, n)
+	for i := range n {
+		err := s.QueueBatch(pt, Batch(t, fmt.Sprint(i)), func(first index.Index, _ int64, err error) {
+			if err != nil {
+				t.Error(err)
+			}
+			done <- first
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Commit()
+	for i := range index.Index(n) {
+		if first := <-done; first != i {
+			t.Fatalf("answer %d is of index %d", i, first)
+		}
 	}
 }
 
