@@ -148,30 +148,32 @@ func (j *Journal) prepareSpare(size int64, urgent bool) error {
 		return err
 	}
 	j.mu.Lock()
-	defer j.mu.Unlock()
 	m := &j.mu
-	if err != nil {
-		m.metrics.PrepareFailed++
-		if urgent {
-			if m.prepareErr == nil {
-				j.opts.Logger.Warn("no journal segment could be prepared", "bytes", size, "err", err)
-			}
-			m.prepareErr = fmt.Errorf("%w: %w", ErrNoSpace, err)
-			j.roomLocked()
-		}
-		return err
-	}
-	m.metrics.Prepared++
-	m.spares = append(m.spares, s)
-	if m.prepareErr != nil {
-		j.opts.Logger.Info("journal segments can be prepared again")
+	failedBefore := m.prepareErr != nil
+	switch {
+	case err == nil:
+		m.metrics.Prepared++
+		m.spares = append(m.spares, s)
 		m.prepareErr = nil
+		if m.need > 0 && j.fitsLocked(m.need) {
+			m.need = 0
+		}
+		j.roomLocked()
+	case urgent:
+		m.metrics.PrepareFailed++
+		m.prepareErr = fmt.Errorf("%w: %w", ErrNoSpace, err)
+		j.roomLocked()
+	default:
+		m.metrics.PrepareFailed++
 	}
-	if m.need > 0 && j.fitsLocked(m.need) {
-		m.need = 0
+	j.mu.Unlock()
+	switch {
+	case err == nil && failedBefore:
+		j.opts.Logger.Info("journal segments can be prepared again")
+	case err != nil && urgent && !failedBefore:
+		j.opts.Logger.Warn("no journal segment could be prepared", "bytes", size, "err", err)
 	}
-	j.roomLocked()
-	return nil
+	return err
 }
 
 // makeSpare makes a file of size zeroes, synced, under a spare's name. The name itself needs no sync: a spare that is
