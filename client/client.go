@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -92,10 +93,11 @@ func (c *Client) CreateTopic(ctx context.Context, name string, partitions int) e
 	if err := wire.CheckTopic(name); err != nil {
 		return newError(opCreate, name, -1, "", err)
 	}
-	if partitions < 1 || partitions > wire.PartitionsMax {
-		return newError(opCreate, name, -1, "", wire.Errorf(wire.CodeInvalid, "%d partitions, 1 to %d are allowed", partitions, wire.PartitionsMax))
+	if partitions < 1 {
+		return newError(opCreate, name, -1, "", wire.Errorf(wire.CodeInvalid, "%d partitions: give 1 or more", partitions))
 	}
-	r := &wire.CreateTopicRequest{Topic: name, Partitions: uint32(partitions)}
+	// How many are too many is the broker's to say.
+	r := &wire.CreateTopicRequest{Topic: name, Partitions: uint32(min(uint64(partitions), math.MaxUint32))}
 	return c.cluster.call(ctx, opCreate, name, wire.CommandCreateTopic, r, new(wire.CreateTopicResponse))
 }
 

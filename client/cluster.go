@@ -228,6 +228,9 @@ func (c *Cluster) none() error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if e, ok := errors.AsType[*wire.CodeError](c.mu.failure); ok && e.Code == wire.CodeDisconnected {
+		return e
+	}
 	if c.mu.failure != nil {
 		return wire.Errorf(wire.CodeDisconnected, "%v", c.mu.failure)
 	}

@@ -96,6 +96,9 @@ func TestSendDuringOutage(t *testing.T) {
 		begun = time.Now()
 		_, err = p.Send(context.Background(), &Message{})
 		checkOutcome(t, err, false, ErrDisconnected)
+		if s := err.Error(); strings.Count(s, wire.CodeDisconnected.String()) != 1 {
+			t.Errorf("says it more than once: %s", s)
+		}
 		if took := time.Since(begun); took > 3*time.Second || took < 2500*time.Millisecond {
 			t.Errorf("long: after %v", took)
 		}

@@ -148,7 +148,7 @@ func (l *loop) call(ctx context.Context, d *Delivery) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = fmt.Errorf("handler panicked: %v", v)
-			l.logger().Error("handler panicked", "topic", d.Topic, "partition", d.partition, "index", d.Index, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+			l.logger().Error("handler panicked", "topic", d.Topic, "group", l.c.o.group, "partition", d.partition, "index", d.Index, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 		}
 	}()
 	return l.h(ctx, d)
