@@ -11,6 +11,7 @@ type client struct {
 	key     Client
 	members map[memberKey]*member
 	conns   int
+	parked  int   // its fetches that wait
 	gone    alarm // set while its connections are gone and the grace runs
 
 	reconciled map[memberKey]uint64 // the round in which each member reconciled last; nil while conns is 0
@@ -26,10 +27,10 @@ type member struct {
 	client *client
 	key    memberKey
 	leases []*partition // it holds
-	parked int
+	parked []*Fetch     // in order of arrival
 }
 
-func (m *member) active() bool { return len(m.leases)+m.parked > 0 }
+func (m *member) active() bool { return len(m.leases)+len(m.parked) > 0 }
 
 func (d *Dispatcher) client(key Client) *client {
 	c := d.mu.clients[key]

@@ -39,6 +39,8 @@ type Options struct {
 	Grace time.Duration
 	// WaitersMax bounds the parked fetches. 0: 65,536.
 	WaitersMax int
+	// ClientWaitersMax bounds those of one client, so that it leaves room for others. 0: 1,024.
+	ClientWaitersMax int
 	// Boot is the part of lease ids that tells this boot from others, 24 bits. 0: random.
 	Boot uint32
 	// Logger gets leases that ran out. nil: nobody.
@@ -55,6 +57,9 @@ func (o Options) withDefaults() Options {
 	o.Grace = max(o.Grace, 0)
 	if o.WaitersMax == 0 {
 		o.WaitersMax = 1 << 16
+	}
+	if o.ClientWaitersMax == 0 {
+		o.ClientWaitersMax = 1 << 10
 	}
 	for o.Boot&bootMask == 0 {
 		b := [4]byte{}
@@ -125,6 +130,8 @@ type queue struct {
 	ready      []uint64 // a bit for each partition: it has something to give
 	next       int      // where the search starts: behind the partition given last
 	parked     fetchList
+	parkedAny  int   // those of parked that accept any partition
+	parkedFor  []int // by partition: those that name it
 }
 
 // New returns a Dispatcher. Close it.

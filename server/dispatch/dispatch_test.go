@@ -114,9 +114,9 @@ func (st *stage) do(c script.Command) string {
 	client := Client{ID: c.Str("client", "a")}
 	p := uint16(c.Int("partition", 0))
 	switch c.Name {
-	case "new": // partitions=2 waiters=100 grace=10s
+	case "new": // partitions=2 waiters=100 each=100 grace=10s
 		st.partitions = c.Int("partitions", 2)
-		st.d = New(Options{Source: st.s, Boot: 1, WaitersMax: c.Int("waiters", 100), Grace: c.Duration(c.Str("grace", "10s"))})
+		st.d = New(Options{Source: st.s, Boot: 1, WaitersMax: c.Int("waiters", 100), ClientWaitersMax: c.Int("each", 100), Grace: c.Duration(c.Str("grace", "10s"))})
 	case "grow":
 		st.partitions = c.Int("partitions", 2)
 	case "offset": // group=1 partition=0 ack=3 consumed=5..7

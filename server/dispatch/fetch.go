@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"math/bits"
+	"slices"
 	"time"
 )
 
@@ -27,6 +28,7 @@ type Fetch struct {
 
 	cancelled  bool
 	parked     bool
+	named      []uint64 // of a parked one: a bit for each partition of Only
 	next, prev *Fetch
 	member     *member
 	alarm      alarm
@@ -35,16 +37,21 @@ type Fetch struct {
 // Waiter is told, without a lock, that its parked fetch ended. It must not block: it runs in the journal's committer too.
 type Waiter interface{ Granted(f *Fetch) }
 
+// accepts is asked of parked fetches, for each of them at a commit.
 func (f *Fetch) accepts(p uint16) bool {
-	if len(f.Only) == 0 {
-		return true
+	return f.named == nil || int(p/64) < len(f.named) && f.named[p/64]&(1<<(p%64)) != 0
+}
+
+// bitsOf returns a set of partitions as a bit for each; nil for an empty one.
+func bitsOf(partitions []uint16) []uint64 {
+	if len(partitions) == 0 {
+		return nil
 	}
-	for _, o := range f.Only {
-		if o == p {
-			return true
-		}
+	set := make([]uint64, slices.Max(partitions)/64+1)
+	for _, p := range partitions {
+		set[p/64] |= 1 << (p % 64)
 	}
-	return false
+	return set
 }
 
 // fetchList is a list in order of arrival, by the fetches' own links.
@@ -141,17 +148,41 @@ func (d *Dispatcher) serve(f *Fetch, mode fetchMode, out *fetchList) error {
 	if mode == take {
 		return ErrNone
 	}
-	if d.mu.waiting >= d.o.WaitersMax {
+	if c := d.mu.clients[f.Client]; d.mu.waiting >= d.o.WaitersMax || c != nil && c.parked >= d.o.ClientWaitersMax {
 		d.mu.metrics.Refused++
 		return ErrBusy
 	}
+	d.park(q, f)
+	return ErrParked
+}
+
+func (d *Dispatcher) park(q *queue, f *Fetch) {
 	f.parked = true
+	f.named = bitsOf(f.Only)
 	f.member = d.member(f.Client, q, f.Member)
-	f.member.parked++
+	f.member.parked = append(f.member.parked, f)
+	f.member.client.parked++
 	q.parked.push(f)
+	q.count(f, 1)
 	d.mu.waiting++
 	d.set(&f.alarm, f, d.now()+f.Wait)
-	return ErrParked
+}
+
+// count adds n to what q counts of its parked fetches for the partitions that f accepts.
+func (q *queue) count(f *Fetch, n int) {
+	if f.named == nil {
+		q.parkedAny += n
+		return
+	}
+	for w, word := range f.named {
+		for ; word != 0; word &= word - 1 {
+			p := w*64 + bits.TrailingZeros64(word)
+			for p >= len(q.parkedFor) {
+				q.parkedFor = append(q.parkedFor, 0)
+			}
+			q.parkedFor[p] += n
+		}
+	}
 }
 
 // Cancel ends f if it is parked, and lets it not park any more.
@@ -178,17 +209,24 @@ func (f *Fetch) expire(d *Dispatcher, out *fetchList) {
 // unpark takes f out of q. Its member is kept for a lease that follows at once, or settled by it.
 func (d *Dispatcher) unpark(q *queue, f *Fetch) {
 	q.parked.remove(f)
+	q.count(f, -1)
 	d.unset(&f.alarm)
 	d.mu.waiting--
 	m := f.member
-	f.parked, f.member = false, nil
-	m.parked--
+	f.parked, f.member, f.named = false, nil, nil
+	i := slices.Index(m.parked, f)
+	m.parked = slices.Delete(m.parked, i, i+1)
+	m.client.parked--
 	d.settle(m)
 }
 
 // pick returns the parked fetch that gets p: of those that accept it the first whose member holds the fewest partitions.
-// So nobody gets more than a fair share while another waits, and equals are served as they came.
+// So nobody gets more than a fair share while another waits, and equals are served as they came. It is asked at each commit:
+// fetches that wait for something else must not cost anything.
 func (q *queue) pick(p *partition) *Fetch {
+	if q.parkedAny == 0 && (int(p.number) >= len(q.parkedFor) || q.parkedFor[p.number] == 0) {
+		return nil
+	}
 	var best *Fetch
 	for f := q.parked.head; f != nil; f = f.next {
 		if !f.accepts(p.number) || best != nil && len(f.member.leases) >= len(best.member.leases) {

@@ -24,8 +24,10 @@ func (d *Dispatcher) invariants() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	alarms, waiting, leased := map[*alarm]bool{}, 0, 0
+	clients := map[*client]int{} // parked
 	for _, q := range d.mu.queues {
 		members := map[*member][2]int{} // leases, parked
+		counted := 0
 		for i, p := range q.partitions {
 			ready := q.ready[i/64]>>(i%64)&1 == 1
 			if ready != p.isReady() {
@@ -55,10 +57,27 @@ func (d *Dispatcher) invariants() error {
 			n := members[f.member]
 			n[1]++
 			members[f.member] = n
+			clients[f.member.client]++
+			if f.named == nil {
+				counted--
+			}
+		}
+		if counted += q.parkedAny; counted != 0 {
+			return fmt.Errorf("%d too many are counted as waiting for any partition", counted)
+		}
+		for p, n := range q.parkedFor {
+			for f := q.parked.head; f != nil; f = f.next {
+				if f.named != nil && f.accepts(uint16(p)) {
+					n--
+				}
+			}
+			if n != 0 {
+				return fmt.Errorf("%d too many are counted as waiting for partition %d", n, p)
+			}
 		}
 		for m, n := range members {
-			if len(m.leases) != n[0] || m.parked != n[1] || m.client.members[m.key] != m || d.mu.clients[m.client.key] != m.client {
-				return fmt.Errorf("member %v#%d has %d leases and %d parked, counts %v", m.client.key, m.key.number, len(m.leases), m.parked, n)
+			if len(m.leases) != n[0] || len(m.parked) != n[1] || m.client.members[m.key] != m || d.mu.clients[m.client.key] != m.client {
+				return fmt.Errorf("member %v#%d has %d leases and %d parked, counts %v", m.client.key, m.key.number, len(m.leases), len(m.parked), n)
 			}
 		}
 	}
@@ -66,6 +85,9 @@ func (d *Dispatcher) invariants() error {
 		return fmt.Errorf("%d wait, %d counted; %d leased, %d counted", waiting, d.mu.waiting, leased, d.mu.metrics.Leased)
 	}
 	for _, c := range d.mu.clients {
+		if c.parked != clients[c] {
+			return fmt.Errorf("client %v has %d parked, counts %d", c.key, clients[c], c.parked)
+		}
 		if c.conns == 0 && (len(c.members) == 0 || c.reconciled != nil) {
 			return fmt.Errorf("client %v is kept for nothing, or its rounds are: %v", c.key, c.reconciled)
 		}
@@ -125,7 +147,7 @@ func TestModel(t *testing.T) {
 func runModel(r *rapid.T) (failure error) {
 	const partitions, clients, n = 3, 3, 30
 	s := &fakeSource{ends: map[uint16]index.Index{}, progress: map[offset.GroupID]map[uint16]offset.Progress{}}
-	d := New(Options{Source: s, WaitersMax: 5, AckTimeout: time.Minute})
+	d := New(Options{Source: s, WaitersMax: 5, ClientWaitersMax: 4, AckTimeout: time.Minute})
 	defer d.Close()
 	defer d.Stop(errors.New("over"))
 	q := Queue{Group: 1, Topic: topic}

@@ -50,16 +50,11 @@ func (d *Dispatcher) reconcile(q *queue, f *Fetch, out *fetchList) {
 		}
 	}
 	sortPartitions(lost)
-	parked := m.parked
-	for g := q.parked.head; parked > 0; {
-		next := g.next
-		if g.member == m {
-			d.unpark(q, g)
-			g.Err = ErrReplaced
-			out.push(g)
-			parked--
-		}
-		g = next
+	for len(m.parked) > 0 {
+		g := m.parked[0]
+		d.unpark(q, g)
+		g.Err = ErrReplaced
+		out.push(g)
 	}
 	for _, p := range lost {
 		d.endLease(p, EndedLost, out)
