@@ -142,8 +142,8 @@ func MergeAfter(n int) ProducerOption {
 type StartAt uint32
 
 const (
-	FromEnd       = StartAt(wire.StartEnd) // with what is sent from now on
-	FromBeginning = StartAt(wire.StartBeginning)
+	FromEnd       = StartAt(wire.StartEnd)       // with what is sent from now on
+	FromBeginning = StartAt(wire.StartBeginning) // with the first message that is kept
 )
 
 // ConsumerOption is for Client.Consumer.

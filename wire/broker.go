@@ -56,28 +56,31 @@ type Committer interface {
 
 // The hot requests have plain structs, coded by hand to the protobuf form of their ...Header twins in jmq.proto.
 
+// ProduceRequest stores a batch in a partition.
 type ProduceRequest struct {
 	Topic        string
 	Partition    uint16
-	RouteVersion uint64
-	TimeoutMs    uint32
+	RouteVersion uint64 // of the route that the client knows
+	TimeoutMs    uint32 // how long the client will wait; 0: until its connection ends
 	// Batch is one encoded batch. The broker fills its broker fields in place.
 	Batch []byte
 }
 
+// ProduceResponse says where the batch is stored: [FirstIndex, FirstIndex + its count).
 type ProduceResponse struct {
 	FirstIndex uint64
 	StoredNs   int64
 }
 
+// FetchRequest asks for a lease.
 type FetchRequest struct {
 	Topic, Group string
-	Member       uint32
-	MessagesMax  uint32 // 0: 10
-	BytesMax     uint32 // 0: 1 MiB
-	WaitMs       uint32
-	RouteVersion uint64
-	Partitions   []uint32
+	Member       uint32   // which consumer of this client
+	MessagesMax  uint32   // 0: 10
+	BytesMax     uint32   // 0: 1 MiB; at least one message is given
+	WaitMs       uint32   // long poll; 0: answer at once
+	RouteVersion uint64   // of the route that the client knows
+	Partitions   []uint32 // only these; empty: any
 	// Reconcile: before anything is given, the member's fetches that wait are ended, and its leases on this topic and group
 	// but those of Held, as if they were released.
 	Reconcile bool
@@ -88,15 +91,17 @@ type FetchRequest struct {
 	Leave bool // nothing is given: Reconcile is all that is wanted
 }
 
+// FetchResponse is a lease of messages [From, To) of a partition, or none.
 type FetchResponse struct {
 	Lease     uint64 // 0: nothing came
 	Partition uint16
 	From, To  uint64
-	LeaseMs   uint32
-	Epoch     uint64
-	Batches   []byte
+	LeaseMs   uint32 // how long the lease lasts from now
+	Epoch     uint64 // of the broker
+	Batches   []byte // the stored batches that hold [From, To), whole and in order
 }
 
+// AckRange is how messages [From, To) of a lease ended.
 type AckRange struct {
 	Partition uint16
 	Lease     uint64
@@ -104,12 +109,14 @@ type AckRange struct {
 	Outcome   Outcome
 }
 
+// AckRequest says how messages that a member was given ended.
 type AckRequest struct {
 	Topic, Group string
-	Member       uint32
+	Member       uint32 // who fetched them
 	Items        []AckRange
 }
 
+// AckResponse answers an AckRequest, item by item.
 type AckResponse struct {
 	Codes []Code // one an item
 }

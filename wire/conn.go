@@ -131,9 +131,6 @@ func (c *Conn) SetFrameBytesMax(n int) { c.frameBytesMax.Store(int64(n)) }
 // RemoteAddr is the peer's address.
 func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
 
-// SetReadDeadline ends Serve at t unless it is taken back (the zero time) before.
-func (c *Conn) SetReadDeadline(t time.Time) error { return c.nc.SetReadDeadline(t) }
-
 // Closed is closed when the connection ended.
 func (c *Conn) Closed() <-chan struct{} { return c.closed }
 

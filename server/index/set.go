@@ -313,6 +313,7 @@ type Metrics struct {
 	TailEntries int64
 }
 
+// Metrics is what the set has now.
 func (s *Set) Metrics() Metrics {
 	m := Metrics{FilesOpen: s.files.len()}
 	for _, p := range s.all() {

@@ -47,6 +47,7 @@ type Position uint64
 // journal is opened for writing.
 type Epoch uint64
 
+// MakeEpoch is the epoch of a term and a start.
 func MakeEpoch(term, start uint32) Epoch { return Epoch(term)<<32 | Epoch(start) }
 func (e Epoch) Term() uint32             { return uint32(e >> 32) }
 func (e Epoch) Start() uint32            { return uint32(e) }

@@ -125,9 +125,6 @@ func New(o Options) (*Listener, error) {
 // Addr is where it listens.
 func (l *Listener) Addr() net.Addr { return l.o.Listener.Addr() }
 
-// Flush writes the answers that wait: the hook after each commit.
-func (l *Listener) Flush() { l.o.Flusher.Flush() }
-
 // Serve accepts until Close, and returns nil then. Errors of accepting (no file descriptor is left, a connection was gone
 // before it was accepted) end nothing: they are tried again, after a pause that grows to a second. Only when the
 // net.Listener was closed by someone else does Serve return an error.

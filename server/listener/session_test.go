@@ -233,7 +233,7 @@ func TestStalledClient(t *testing.T) {
 		if err := produce(good); err != nil {
 			t.Fatal(err)
 		}
-		l.Flush()
+		l.o.Flusher.Flush()
 		// A fetch is begun with at most a quarter waiting, and adds one answer.
 		if m := l.Metrics(); m.QueueBytes > 4<<20+1<<20+1000 || m.Connections != 2 {
 			t.Fatalf("metrics: %+v", m)

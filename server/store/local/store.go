@@ -246,6 +246,7 @@ type Metrics struct {
 	Repairs             int64         // index files that were rebuilt
 }
 
+// Metrics is what the store has, and did since it was opened.
 func (s *Store) Metrics() Metrics {
 	m := Metrics{Journal: s.log.Metrics(), Index: s.index.Metrics(), Topics: s.topics.Len()}
 	s.apply.Lock()
