@@ -203,12 +203,32 @@ func (b Batch) MessageInfos(dst []MessageInfo) ([]MessageInfo, error) {
 	}
 	it := MessageIterator{rest: b[BatchHeaderBytes:], count: b.Count()}
 	for it.Next() {
-		if it.View.hasUnknownUse() {
-			return dst, Errorf(CodeInvalid, "message %d: attributes and light queues are not in use yet", it.Slot())
+		if err := it.checkUse(); err != nil {
+			return dst, err
 		}
 		dst = append(dst, MessageInfo{uint32(it.View.Size()), it.View.TagHash()})
 	}
 	return dst, it.err
+}
+
+// CheckMessages judges raw, the messages of b as Codec.Messages gave them, as MessageInfos judges those of a batch without
+// compression.
+func (b Batch) CheckMessages(raw []byte) error {
+	it := IterateMessages(b, raw)
+	for it.Next() {
+		if err := it.checkUse(); err != nil {
+			return err
+		}
+	}
+	return it.err
+}
+
+// checkUse refuses what a producer may not use yet, though readers skip it.
+func (it *MessageIterator) checkUse() error {
+	if it.View.hasUnknownUse() {
+		return Errorf(CodeInvalid, "message %d: attributes and light queues are not in use yet", it.Slot())
+	}
+	return nil
 }
 
 // MessageIterator walks over the messages of a batch in place:

@@ -621,7 +621,13 @@ func (s *Session) work() {
 
 func (s *Session) runCold(r coldRequest) {
 	defer s.rescue(r.call)
-	m, err := r.run(s.ctx)
+	var m proto.Message
+	err := s.ctx.Err() // who asked may be gone, and thousands of its requests still here: nothing is done for it
+	if err != nil {
+		err = Errorf(CodeTimeout, "the connection ended before the request was begun")
+	} else {
+		m, err = r.run(s.ctx)
+	}
 	if !r.call.claim() {
 		return
 	}

@@ -19,6 +19,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/klauspost/compress/snappy"
+
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/journal/journaltest"
@@ -54,6 +56,14 @@ func TestBadBatches(t *testing.T) {
 		return seal(b)
 	}
 	whole := func(b []byte) []byte { return b }
+	// What is hidden by compression is judged as what is not.
+	attributes := func(b []byte) []byte {
+		raw := slices.Clone(good[wire.BatchHeaderBytes:])
+		raw[39] = 1 // of the first message
+		b = append(b[:wire.BatchHeaderBytes], snappy.Encode(nil, raw)...)
+		binary.LittleEndian.PutUint32(b[88:], uint32(len(raw)))
+		return b
+	}
 	for _, test := range []struct {
 		name  string
 		batch []byte
@@ -75,6 +85,8 @@ func TestBadBatches(t *testing.T) {
 		{"lz4, cut", compressed(wire.CompressionLZ4, func(b []byte) []byte { return b[:len(b)-2] }), wire.CodeCorrupt},
 		{"snappy of another size", compressed(wire.CompressionSnappy, func(b []byte) []byte { b[88]++; return b }), wire.CodeCorrupt},
 		{"zstd with count 2 of 3", compressed(wire.CompressionZstd, func(b []byte) []byte { b[62] = 2; return b }), wire.CodeMalformed},
+		{"attributes", seal(change(func(b []byte) { b[wire.BatchHeaderBytes+39] = 1 })), wire.CodeInvalid},
+		{"snappy with attributes", compressed(wire.CompressionSnappy, attributes), wire.CodeInvalid},
 		{"zstd", compressed(wire.CompressionZstd, whole), wire.CodeOK},
 		{"lz4", compressed(wire.CompressionLZ4, whole), wire.CodeOK},
 		{"snappy", compressed(wire.CompressionSnappy, whole), wire.CodeOK},

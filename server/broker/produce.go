@@ -104,10 +104,7 @@ func (c *produceCall) judge(batch wire.Batch) error {
 	if cap(raw) <= rawKeptMax {
 		c.raw = raw
 	}
-	it := wire.IterateMessages(batch, raw)
-	for it.Next() {
-	}
-	return it.Err()
+	return batch.CheckMessages(raw)
 }
 
 // onCommit runs in the journal's committer.
