@@ -93,6 +93,9 @@ func runProduce(cmd *cobra.Command, o *produceOptions, topic string, bodies []st
 		return usageError(err)
 	}
 
+	if len(bodies) == 0 && o.file == "" && !o.quiet && isTerminal(cmd.InOrStdin()) {
+		fmt.Fprintln(cmd.ErrOrStderr(), "each line is a message; Ctrl-D ends")
+	}
 	ctx := cmd.Context()
 	bar := newProgress(cmd.ErrOrStderr(), "sent", false, o.quiet)
 	defer bar.close()
