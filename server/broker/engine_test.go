@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/klauspost/compress/snappy"
 
 	"github.com/jmqio/jmq/server/index"
@@ -404,6 +403,26 @@ func TestLeaseLog(t *testing.T) {
 			if !strings.Contains(log.String(), want) {
 				t.Errorf("log has no %s:\n%s", want, &log)
 			}
+		}
+	})
+}
+
+// TestFetchGivenUp shows that a fetch which its client gave up while it waited does not count as refused.
+func TestFetchGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Options{})
+		defer w.close()
+		w.topic("orders", 1)
+		w.subscribe("orders", "pay", wire.StartBeginning)
+		ctx, cancel := context.WithCancel(as("a"))
+		waits := w.startFetch(ctx, wire.FetchRequest{Topic: "orders", Group: "pay", WaitMs: 30_000})
+		synctest.Wait()
+		cancel()
+		if f := <-waits; wire.CodeOf(f.err) != wire.CodeTimeout {
+			t.Errorf("%v, want timeout", f.err)
+		}
+		if refused := w.broker.Metrics().Refused; len(refused) != 0 {
+			t.Errorf("refused: %v", refused)
 		}
 	})
 }

@@ -152,6 +152,8 @@ func (c *fetchCall) resume() {
 		}
 	case errors.Is(c.Err, dispatch.ErrNone):
 		c.nothing()
+	case wire.CodeOf(coded(c.Err)) == wire.CodeTimeout:
+		c.done(nil, coded(c.Err)) // its client gave it up, as every consumer that ends does: nothing was refused
 	default:
 		c.answer(nil, c.Err)
 	}
