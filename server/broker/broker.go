@@ -29,6 +29,13 @@ type Options struct {
 	WaitersMax int
 	// SubscriptionsMax bounds how many (group, topic) there can be: each stays for ever. 0: 100,000.
 	SubscriptionsMax int
+	// TopicsMax bounds the topics, so that the list of them is one answer. 0: 25,000.
+	TopicsMax int
+	// AllPartitionsMax bounds the partitions of all topics together. 0: 1,048,576.
+	AllPartitionsMax int
+	// RowsMax bounds where groups stand: the partitions of all (group, topic) together. Each takes some 80 bytes, and 300 once it
+	// is consumed. 0: 2,097,152.
+	RowsMax int
 	// Readers is how many goroutines answer fetches that waited. 0: one a processor.
 	Readers int
 	// Flush is called when answers were given from a goroutine of the broker's own, after the last of some. nil: nothing.
@@ -41,6 +48,15 @@ type Options struct {
 func (o Options) withDefaults() Options {
 	if o.SubscriptionsMax == 0 {
 		o.SubscriptionsMax = 100_000
+	}
+	if o.TopicsMax == 0 {
+		o.TopicsMax = 25_000
+	}
+	if o.AllPartitionsMax == 0 {
+		o.AllPartitionsMax = 1 << 20
+	}
+	if o.RowsMax == 0 {
+		o.RowsMax = 2 << 20
 	}
 	if o.Readers == 0 {
 		o.Readers = runtime.GOMAXPROCS(0)
@@ -58,9 +74,10 @@ const (
 	messagesDefault = 10
 	bytesDefault    = 1 << 20
 	waitMax         = 30 * time.Second
-	onlyMax         = 4096                   // partitions that a fetch may name
-	itemsMax        = 4096                   // of an ack
-	rowsMax         = 1 << 15                // of an answer about groups: what fits into a frame
+	onlyMax         = 4096    // partitions that a fetch may name
+	itemsMax        = 4096    // of an ack
+	rowsMax         = 1 << 15 // of an answer about groups: what fits into a frame, unless names are long
+	answerBytesMax  = wire.ReplyBytesMax - 1<<10
 	subscribeTries  = 100                    // when busy
 	busyRetry       = 20 * time.Millisecond  // a queue full of appends is on disk after that
 	waitersRetry    = 500 * time.Millisecond // fetches that wait end one by one
@@ -83,6 +100,8 @@ type Broker struct {
 	acks     acks
 	watch    watch
 	births   births
+	room     room
+	lags     chan struct{} // has room for one: GroupLag is heavy
 	metrics  metrics
 	produces sync.Pool // *produceCall
 	buffers  sync.Pool // *[]byte, of fetches
@@ -112,7 +131,7 @@ var (
 //	b.Close()
 //	s.Close()
 func New(o Options) *Broker {
-	b := &Broker{o: o.withDefaults()}
+	b := &Broker{o: o.withDefaults(), lags: make(chan struct{}, 1)}
 	b.dispatch = dispatch.New(dispatch.Options{
 		Source: source{b}, AckTimeout: o.AckTimeout, Grace: o.Grace, WaitersMax: o.WaitersMax, Boot: o.Boot, Logger: o.Logger,
 	})
@@ -126,6 +145,7 @@ func New(o Options) *Broker {
 // Start opens the broker for requests. It registers OnCommit with the store.
 func (b *Broker) Start(s store.Store) {
 	b.store = s
+	b.room.fill(b)
 	s.Watch(b.OnCommit)
 	if !b.state.CompareAndSwap(stateNew, stateServing) {
 		panic("broker: started twice, or after Close")

@@ -282,7 +282,8 @@ func (st *stage) do(c script.Command) {
 			st.open()
 			return
 		}
-		st.world = newWorld(c.T, Options{BrokerGroup: "here", WaitersMax: c.Int("waiters", 0), SubscriptionsMax: c.Int("subscriptions", 0)})
+		st.world = newWorld(c.T, Options{BrokerGroup: "here", WaitersMax: c.Int("waiters", 0), SubscriptionsMax: c.Int("subscriptions", 0),
+			TopicsMax: c.Int("topics", 0), AllPartitionsMax: c.Int("partitions", 0), RowsMax: c.Int("rows", 0)})
 	case "close":
 		st.close()
 	case "crash": // percent=0

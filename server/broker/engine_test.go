@@ -692,6 +692,7 @@ type sink struct {
 
 func (s *sink) Err() error                                     { return nil }
 func (s *sink) Watch(func(p store.Partition, end index.Index)) {}
+func (s *sink) Topics() []store.Topic                          { return nil }
 func (s *sink) Topic(uint32, string) (store.Topic, bool) {
 	return store.Topic{ID: 1, Incarnation: 1, Name: "orders", Partitions: 1}, true
 }

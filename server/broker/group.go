@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/jmqio/jmq/server/dispatch"
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/journal"
@@ -83,13 +85,13 @@ func (b *Broker) subscribe(ctx context.Context, r *wire.SubscribeRequest) (creat
 		return false, t, err
 	}
 	key := birthKey{groupKey{who.Namespace, r.Group}, topicKey(&t)}
-	mine, running, id, err := b.births.begin(b, key)
+	mine, running, id, err := b.births.begin(b, key, int(t.Partitions))
 	if err != nil || running == nil {
 		return false, t, err
 	}
 	if mine {
 		if err := b.bear(key, id, &t, who, r.Start, running); err != nil {
-			b.births.end(key, running, err)
+			b.birthEnds(key, &t, running, err)
 		}
 	}
 	select {
@@ -101,7 +103,7 @@ func (b *Broker) subscribe(ctx context.Context, r *wire.SubscribeRequest) (creat
 }
 
 // begin returns the birth to wait for, and whether the caller must bring it about; nil if the group is on the topic.
-func (s *births) begin(b *Broker, key birthKey) (mine bool, running *birth, id offset.GroupID, err error) {
+func (s *births) begin(b *Broker, key birthKey, partitions int) (mine bool, running *birth, id offset.GroupID, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if running = s.mu.running[key]; running != nil {
@@ -115,6 +117,9 @@ func (s *births) begin(b *Broker, key birthKey) (mine bool, running *birth, id o
 	}
 	if n := table.Subscriptions() + len(s.mu.running); n >= b.o.SubscriptionsMax {
 		return false, nil, 0, wire.Errorf(wire.CodeTooLarge, "there are %d subscriptions, which is as many as can be", n)
+	}
+	if err := b.room.group(&b.o, partitions); err != nil {
+		return false, nil, 0, err
 	}
 	if !known {
 		n := s.mu.ids[key.group]
@@ -176,8 +181,15 @@ func (b *Broker) bear(key birthKey, id offset.GroupID, t *store.Topic, who *wire
 		} else {
 			b.o.Logger.Info("a group was made", "topic", t.Name, "group", r.GroupName, "id", id, "client", who.ClientID, "start", startName(start))
 		}
-		b.births.end(key, running, err)
+		b.birthEnds(key, t, running, err)
 	})
+}
+
+func (b *Broker) birthEnds(key birthKey, t *store.Topic, running *birth, err error) {
+	if err != nil {
+		b.room.leaveGroup(int(t.Partitions))
+	}
+	b.births.end(key, running, err)
 }
 
 func partitionOf(t *store.Topic, p uint32) store.Partition {
@@ -186,7 +198,15 @@ func partitionOf(t *store.Topic, p uint32) store.Partition {
 
 // GroupLag implements wire.Admin.
 func (b *Broker) GroupLag(ctx context.Context, r *wire.GroupLagRequest) (*wire.GroupLagResponse, error) {
-	response, err := b.groupLag(ctx, r)
+	var response *wire.GroupLagResponse
+	var err error
+	select {
+	case b.lags <- struct{}{}: // one at a time, so that sends keep the other processors
+		response, err = b.groupLag(ctx, r)
+		<-b.lags
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
 	if err != nil {
 		err = coded(err)
 		b.metrics.refused(err)
@@ -241,6 +261,9 @@ func (b *Broker) groupLag(ctx context.Context, r *wire.GroupLagRequest) (*wire.G
 			}
 			response.Partitions = append(response.Partitions, row)
 		}
+	}
+	if n := proto.Size(response); n > answerBytesMax { // the names are long
+		return nil, wire.Errorf(wire.CodeTooLarge, "%d groups of %d partitions take %d bytes, more than an answer holds: name one group", len(groups), t.Partitions, n)
 	}
 	return response, nil
 }

@@ -30,7 +30,17 @@ func (b *Broker) createTopic(ctx context.Context, r *wire.CreateTopicRequest) (s
 	if r.Partitions < 1 || r.Partitions > PartitionsMax {
 		return store.Topic{}, wire.Errorf(wire.CodeInvalid, "%d partitions, 1 to %d are possible", r.Partitions, PartitionsMax)
 	}
-	t, err := b.store.CreateTopic(ctx, wire.PeerFrom(ctx).Namespace, r.Topic, r.Partitions)
+	namespace := wire.PeerFrom(ctx).Namespace
+	t, there := b.store.Topic(namespace, r.Topic)
+	err := error(store.ErrTopicExists)
+	if !there {
+		if err := b.room.topic(b, int(r.Partitions)); err != nil {
+			return store.Topic{}, err
+		}
+		if t, err = b.store.CreateTopic(ctx, namespace, r.Topic, r.Partitions); err != nil && ctx.Err() == nil {
+			b.room.leaveTopic(int(r.Partitions))
+		}
+	}
 	if errors.Is(err, store.ErrTopicExists) {
 		if t.Partitions == r.Partitions {
 			return t, nil

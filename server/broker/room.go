@@ -1,0 +1,85 @@
+package broker
+
+import (
+	"sync"
+
+	"github.com/jmqio/jmq/server/store"
+	"github.com/jmqio/jmq/wire"
+)
+
+// room counts what stays for ever and takes memory, at this start and at every later one: topics, their partitions, and
+// rows, a partition for each group on it. Whoever may make them could else make more than any machine holds, with a few
+// bytes each, and the broker would never start again.
+type room struct {
+	mu struct {
+		sync.Mutex
+		topics, partitions, rows int // those being made included
+	}
+}
+
+// fill counts what the store and the table have already.
+func (r *room) fill(b *Broker) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.countLocked(b.store)
+	for _, t := range b.store.Topics() {
+		r.mu.rows += int(t.Partitions) * len(b.o.Offsets.GroupsOf(topicKey(&t)))
+	}
+}
+
+func (r *room) countLocked(s store.Store) {
+	r.mu.topics, r.mu.partitions = 0, 0
+	for _, t := range s.Topics() {
+		r.mu.topics++
+		r.mu.partitions += int(t.Partitions)
+	}
+}
+
+// topic takes room for one.
+func (r *room) topic(b *Broker, partitions int) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	err := r.topicLocked(&b.o, partitions)
+	if err != nil { // what nobody waited for to the end may not have been made: count again
+		r.countLocked(b.store)
+		err = r.topicLocked(&b.o, partitions)
+	}
+	return err
+}
+
+func (r *room) topicLocked(o *Options, partitions int) error {
+	switch m := &r.mu; {
+	case m.topics >= o.TopicsMax:
+		return wire.Errorf(wire.CodeTooLarge, "there are %d topics, which is as many as can be", m.topics)
+	case m.partitions+partitions > o.AllPartitionsMax:
+		return wire.Errorf(wire.CodeTooLarge, "there are %d partitions in all topics, and %d can be: %d more are too many", m.partitions, o.AllPartitionsMax, partitions)
+	}
+	r.mu.topics++
+	r.mu.partitions += partitions
+	return nil
+}
+
+// leaveTopic gives it back: the topic was not made.
+func (r *room) leaveTopic(partitions int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.mu.topics--
+	r.mu.partitions -= partitions
+}
+
+// group takes room for a group on a topic.
+func (r *room) group(o *Options, partitions int) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.mu.rows+partitions > o.RowsMax {
+		return wire.Errorf(wire.CodeTooLarge, "all groups have %d partitions, and can have %d: %d more are too many", r.mu.rows, o.RowsMax, partitions)
+	}
+	r.mu.rows += partitions
+	return nil
+}
+
+func (r *room) leaveGroup(partitions int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.mu.rows -= partitions
+}

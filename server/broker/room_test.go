@@ -1,0 +1,61 @@
+package broker
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/jmqio/jmq/wire"
+)
+
+// Names as long as they may be make an answer about groups longer than a frame, with as many rows as are allowed: that is told
+// as what it is, and one group still fits.
+func TestLagOfLongNames(t *testing.T) {
+	w := newWorld(t, Options{})
+	defer w.close()
+	w.topic("orders", PartitionsMax)
+	ctx := as(strings.Repeat("c", wire.NameBytesMax))
+	var group string
+	for i := range rowsMax / PartitionsMax {
+		group = fmt.Sprintf("%s%d", strings.Repeat("g", wire.NameBytesMax-1), i)
+		if _, err := w.broker.Subscribe(ctx, &wire.SubscribeRequest{Topic: "orders", Group: group}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := w.broker.GroupLag(ctx, &wire.GroupLagRequest{Topic: "orders"}); wire.CodeOf(err) != wire.CodeTooLarge {
+		t.Errorf("all groups: %v, want too large", err)
+	}
+	r, err := w.broker.GroupLag(ctx, &wire.GroupLagRequest{Topic: "orders", Group: group})
+	if err != nil || len(r.Partitions) != PartitionsMax || proto.Size(r) > answerBytesMax {
+		t.Errorf("one group: %d rows, %d bytes, %v", len(r.GetPartitions()), proto.Size(r), err)
+	}
+}
+
+// Nobody waits for the lag of others once it is gone.
+func TestLagWaits(t *testing.T) {
+	w := newWorld(t, Options{})
+	defer w.close()
+	w.topic("orders", 1)
+	w.broker.lags <- struct{}{}
+	ctx, cancel := context.WithCancel(as("a"))
+	cancel()
+	if _, err := w.broker.GroupLag(ctx, &wire.GroupLagRequest{Topic: "orders"}); wire.CodeOf(err) != wire.CodeTimeout {
+		t.Errorf("%v, want timeout", err)
+	}
+	<-w.broker.lags
+	if _, err := w.broker.GroupLag(as("a"), &wire.GroupLagRequest{Topic: "orders"}); err != nil {
+		t.Error(err)
+	}
+}
+
+// The list of as many topics as there can be, with names as long as they can be, is one answer.
+func TestTopicsAreOneAnswer(t *testing.T) {
+	topic := &wire.Topic{Name: strings.Repeat("t", wire.NameBytesMax), Id: 1 << 40, Incarnation: 1 << 20, Partitions: PartitionsMax, CreatedNs: 1 << 62}
+	one := proto.Size(&wire.ListTopicsResponse{Topics: []*wire.Topic{topic}})
+	if n := one * (Options{}).withDefaults().TopicsMax; n > answerBytesMax {
+		t.Fatalf("%d bytes, at most %d fit", n, answerBytesMax)
+	}
+}
