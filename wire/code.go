@@ -84,7 +84,7 @@ var Traits = map[Code]Trait{
 	CodeAlreadyEnded:       {"already-ended", RetryNever, true, "nothing to do"},
 	CodeOutOfRange:         {"out-of-range", RetryNever, true, "ack only what the lease covers"},
 	CodeBusy:               {"busy", RetryHere, true, "try again after a moment"},
-	CodeStopping:           {"stopping", RetryElsewhere, true, "the broker is being stopped"},
+	CodeStopping:           {"stopping", RetryElsewhere, true, "try again when it is back"},
 	CodeFailed:             {"failed", RetryElsewhere, true, "see the broker's log; restart it after the disk is repaired"},
 	CodeUnknown:            {"unknown", RetryElsewhere, true, "it may be stored: send it again with the same id"},
 	CodeTooMany:            {"too-many-connections", RetryElsewhere, false, "use fewer connections, or raise broker.listener.connectionsMax"},
@@ -92,7 +92,7 @@ var Traits = map[Code]Trait{
 	CodeInternal:           {"internal", RetryNever, true, "report it, with the broker's log"},
 	CodeTimeout:            {"timeout", RetryElsewhere, true, "raise the timeout, or see why the broker is slow"},
 	CodeDisconnected:       {"disconnected", RetryElsewhere, false, "see whether the broker runs and can be reached"},
-	CodeClosed:             {"closed", RetryNever, false, "the client was closed"},
+	CodeClosed:             {"closed", RetryNever, false, "dial again"},
 }
 
 func (c Code) String() string {
