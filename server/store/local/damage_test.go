@@ -130,6 +130,44 @@ func TestCheckpointDamaged(t *testing.T) {
 	}
 }
 
+// TestFirstSegmentMissing removes the begin of the journal, while the checkpoints are whole: the store does not serve messages
+// that are nowhere, neither those whose index is in memory nor those whose index is in a file.
+func TestFirstSegmentMissing(t *testing.T) {
+	for _, flushed := range []bool{false, true} {
+		mem := vfs.NewCrashableMem()
+		o := options(mem)
+		o.SegmentBytesMax = 64 << 10
+		if !flushed {
+			o.IndexFlushEntries = 1 << 20
+		}
+		s := mustOpen(t, o)
+		p := partitionOfTopic(mustTopic(t, s, "orders", 2), 1)
+		for i := range 700 {
+			if r := appendWait(s, p, batchOf(t, fmt.Sprint(i))); r.err != nil {
+				t.Fatal(r.err)
+			}
+		}
+		if err := s.Checkpoint(); err != nil {
+			t.Fatal(err)
+		}
+		mustClose(t, s)
+		if files := find(t, mem, "/store/index", ".index"); (len(files) > 0) != flushed {
+			t.Fatal(files)
+		}
+		segments := find(t, mem, "/store/journal", ".journal")
+		if len(segments) < 2 {
+			t.Fatal(segments)
+		}
+		if err := mem.Remove(segments[0]); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Open(o)
+		if err == nil || !strings.Contains(err.Error(), `message 0 of topic "orders", partition 1, is at position`) {
+			t.Errorf("flushed %v: got %v", flushed, err)
+		}
+	}
+}
+
 // TestCheckpointOfAnotherStore is no checkpoint; one of a newer version is not skipped but refused.
 func TestCheckpointOfAnotherStore(t *testing.T) {
 	mem, p := filled(t, 100)

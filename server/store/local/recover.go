@@ -75,6 +75,11 @@ func (s *Store) recover() error {
 	if end := s.log.Committed(); end < start {
 		return fmt.Errorf("store: the log of %s ends at position %d, but its checkpoint is of position %d", s.folder.dir, end, start)
 	}
+	if begin := s.log.Begin(); begin > 0 {
+		if err := s.checkBegin(begin); err != nil {
+			return err
+		}
+	}
 	if n := s.topics.Len(); s.apply.end > start || !found {
 		s.opt.Logger.Info("store recovered", "folder", s.folder.dir, "checkpoint", start, "position", s.apply.end, "topics", n)
 	}
@@ -93,6 +98,33 @@ func (s *Store) recover() error {
 		}
 	}
 	s.creating.nextID = s.topics.IDMax() + 1
+	return nil
+}
+
+// checkBegin sees that each message the index has is in the log, which begins late. Where it is not, segments were removed by
+// someone else: whoever consumes those messages would wait for them for ever.
+func (s *Store) checkBegin(begin journal.Position) error {
+	var one []index.Entry
+	for _, t := range *s.byID.Load() {
+		if t == nil {
+			continue
+		}
+		for i := range t.parts {
+			key := t.parts[i].key()
+			first, end := s.index.Bounds(key)
+			if first == end {
+				continue
+			}
+			var err error
+			if one, err = s.index.Range(key, first, first+1, one[:0]); err != nil {
+				continue // damaged: it is rebuilt from the log, which tells what it misses
+			}
+			if at := journal.Position(one[0].Position); at < begin {
+				return fmt.Errorf("store: the log of %s begins at position %d, but message %d of topic %q, partition %d, is at position %d: segments are missing, bring them back",
+					s.folder.dir, begin, first, t.topic.Name, i, at)
+			}
+		}
+	}
 	return nil
 }
 
