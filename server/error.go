@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"syscall"
 
 	"github.com/jmqio/jmq/server/journal"
@@ -34,6 +35,8 @@ func FolderError(dir string, err error) error {
 	case isCorrupt:
 		e.Err = corrupt
 		e.Next = "nothing was changed; keep a copy of the folder, and see jmq journal verify " + dir
+	case within(dir, err) && (errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.EEXIST) || errors.Is(err, syscall.EISDIR)):
+		e.Next = "that is not what a broker leaves there; see what it is, or take another folder: --data FOLDER"
 	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EEXIST), errors.Is(err, syscall.EISDIR):
 		e.Err = pathCause(err)
 		e.Next = "it must be a folder, or not there yet: --data FOLDER"
@@ -49,6 +52,13 @@ func FolderError(dir string, err error) error {
 		e.Next = "see the log, and jmq journal verify " + dir
 	}
 	return e
+}
+
+// within reports whether err is about something in the folder, not the folder itself.
+func within(dir string, err error) bool {
+	info, statErr := os.Stat(dir)
+	p, ok := errors.AsType[*fs.PathError](err)
+	return ok && statErr == nil && info.IsDir() && filepath.Clean(p.Path) != filepath.Clean(dir)
 }
 
 func exists(dir string) bool {

@@ -315,6 +315,26 @@ func TestCannotStart(t *testing.T) {
 	}
 	check("a foreign folder", fails(t, foreign), nil, "STORE")
 
+	for _, name := range []string{"STORE", "LOCK", "checkpoint-00000000000000000000.ckpt", "journal/00000000000000000000.journal"} {
+		odd := testConfig(t)
+		path := filepath.Join(odd.Broker.Data, name)
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		err := fails(t, odd)
+		check("a folder in place of "+name, err, nil, name)
+		if errors.Is(err, local.ErrInUse) || strings.Contains(err.Error(), "must be a folder") {
+			t.Errorf("a folder in place of %s: %v", name, err)
+		}
+	}
+	for _, name := range []string{"journal", "index"} {
+		odd := testConfig(t)
+		if err := os.WriteFile(filepath.Join(odd.Broker.Data, name), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		check("a file in place of "+name, fails(t, odd), syscall.ENOTDIR, filepath.Join(odd.Broker.Data, name))
+	}
+
 	if status, _ := get(t, first, "/readyz"); status != 200 {
 		t.Errorf("the first server noticed: /readyz %d", status)
 	}

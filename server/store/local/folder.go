@@ -69,8 +69,9 @@ func openFolder(vf vfs.FS, dir string) (_ *folder, err error) {
 	}
 	f := &folder{fs: vf, dir: dir}
 	if f.lock, err = vf.Lock(f.path(lockName)); err != nil {
-		if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
-			return nil, err
+		// What cannot be opened is not held by anyone.
+		if _, open := errors.AsType[*fs.PathError](err); open || errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+			return nil, fmt.Errorf("store: lock folder %s: %w", dir, err)
 		}
 		owner := ""
 		if b, err := readFile(vf, f.path(ownerName)); err == nil {
