@@ -113,7 +113,7 @@ func runConsume(cmd *cobra.Command, o *consumeOptions, topic string) error {
 				return &codedError{exitTimeout, fmt.Errorf("no message came within %v; %d were printed", o.timeout, printed)}
 			}
 		}
-		got, err := consumer.Fetch(ctx, most, client.Wait(max(wait, time.Millisecond)))
+		got, err := fetchWithin(ctx, consumer, most, max(wait, time.Millisecond), o.timeout > 0)
 		if ctx.Err() != nil && len(got) == 0 {
 			break // Ctrl-C is the usual end
 		}
@@ -151,6 +151,19 @@ func runConsume(cmd *cobra.Command, o *consumeOptions, topic string) error {
 		return fmt.Errorf("up to %d messages were printed and not acknowledged; they come again", unsettled)
 	}
 	return nil
+}
+
+// fetchGrace is for an answer to come after the wait that was asked for.
+const fetchGrace = time.Second
+
+// fetchWithin fetches. With strict, it does not wait for the broker any longer than for a message.
+func fetchWithin(ctx context.Context, consumer *client.Consumer, n int, wait time.Duration, strict bool) ([]*client.Delivery, error) {
+	if strict {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, wait+fetchGrace)
+		defer cancel()
+	}
+	return consumer.Fetch(ctx, n, client.Wait(wait))
 }
 
 // withGrace returns a context that outlives ctx by grace: what was printed is acknowledged although Ctrl-C came.

@@ -67,7 +67,8 @@ func (c *Consumer) Subscribe(ctx context.Context) error {
 }
 
 // Fetch leases up to n messages, all of one partition and in order, and waits for one if there is none (Wait). An empty
-// result without an error means that none came. Each delivery wants its Ack before its lease ends; until then its
+// result without an error means that none came; an error, that the broker could not be asked, for as long as the wait and
+// not much longer. Each delivery wants its Ack before its lease ends; until then its
 // partition gives nothing to others. What comes too late, or is not acknowledged when the client is closed, is given back.
 func (c *Consumer) Fetch(ctx context.Context, n int, opts ...FetchOption) ([]*Delivery, error) {
 	o := &fetchOptions{wait: c.o.wait}
@@ -83,13 +84,22 @@ func (c *Consumer) Fetch(ctx context.Context, n int, opts ...FetchOption) ([]*De
 	m := c.takeMember()
 	defer c.putMember(m)
 	r := wire.FetchRequest{Topic: c.topic, Group: c.o.group, MessagesMax: uint32(n), BytesMax: uint32(c.o.batchBytes), Partitions: o.partitions}
-	deadline := time.Now().Add(o.wait)
+	begun := time.Now()
+	deadline := begun.Add(o.wait)
+	// A broker that has failed, or does not answer, holds nobody up for much longer than was wished.
+	ready, cancelReady := context.WithDeadline(ctx, begun.Add(max(o.wait, callTimeout)))
+	defer cancelReady()
+	answered, cancelAnswered := context.WithDeadline(ctx, deadline.Add(callTimeout))
+	defer cancelAnswered()
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
-		if err := c.Subscribe(ctx); err != nil {
+		if err := c.Subscribe(ready); err != nil {
 			return nil, c.stopped(opFetch, err)
 		}
 		r.WaitMs = waitMs(time.Until(deadline))
-		out, l, err := m.fetch(ctx, &r, nil)
+		out, l, err := m.fetch(answered, &r, nil)
+		if err != nil && answered.Err() != nil && ctx.Err() == nil {
+			err = wire.Errorf(wire.CodeTimeout, "no answer within %v of the wait", callTimeout)
+		}
 		if err == nil {
 			if out.Lease == 0 {
 				return nil, nil

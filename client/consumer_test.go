@@ -152,6 +152,32 @@ func TestFetchWaits(t *testing.T) {
 	})
 }
 
+// A broker that takes no new group, or does not answer, does not hold a fetch for much longer than its wait.
+func TestFetchOfFailedBroker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker()
+		b.topic("orders", 1)
+		c, _ := start(t, b, false)
+		fetch := func(k *Consumer, wait, most time.Duration, want error) {
+			t.Helper()
+			begun := time.Now()
+			_, err := k.Fetch(context.Background(), 1, Wait(wait))
+			if took := time.Since(begun); !errors.Is(err, want) || took > most {
+				t.Errorf("wait %v: %v after %v, want %v after %v at most", wait, err, took, want, most)
+			}
+		}
+		b.onSubscribe = func() error { return wire.Errorf(wire.CodeFailed, "the store stopped") }
+		fetch(consumer(t, c), 0, callTimeout, ErrBroken)
+		fetch(consumer(t, c), 10*time.Second, 10*time.Second, ErrBroken)
+		b.onSubscribe = nil
+
+		frozen := make(chan struct{})
+		b.onFetch = func(*wire.FetchRequest) error { <-frozen; return nil }
+		fetch(consumer(t, c), 2*time.Second, 2*time.Second+callTimeout, ErrTimeout)
+		close(frozen)
+	})
+}
+
 // Run keeps the order within a partition, whatever the handlers do, and its acks are few.
 func TestRunOrderAndAcks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -28,9 +28,10 @@ type fakeBroker struct {
 		peers   map[string]int
 	}
 	// onProduce, if set, is called first and without the lock; an answer other than nil is given instead of storing.
-	onProduce func(r *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) (handled bool)
-	onAck     func(r *wire.AckRequest) error
-	onFetch   func(r *wire.FetchRequest) error
+	onProduce   func(r *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) (handled bool)
+	onAck       func(r *wire.AckRequest) error
+	onSubscribe func() error
+	onFetch     func(r *wire.FetchRequest) error
 }
 
 type fakeBatch struct {
@@ -319,6 +320,11 @@ func (b *fakeBroker) ack(client string, r *wire.AckRequest, i wire.AckRange) wir
 }
 
 func (b *fakeBroker) Subscribe(ctx context.Context, r *wire.SubscribeRequest) (*wire.SubscribeResponse, error) {
+	if b.onSubscribe != nil {
+		if err := b.onSubscribe(); err != nil {
+			return nil, err
+		}
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	ps := b.mu.topics[r.Topic]
