@@ -107,3 +107,22 @@ func TestLateLease(t *testing.T) {
 		t.Errorf("in one epoch:\n%v", r)
 	}
 }
+
+// An ack whose first attempt broke, repeated when the next holder of the message has acked it, is told that the message has
+// ended; its SDK says ok. Without that other ack it would have been taken from somebody who had lost the lease.
+func TestAckRepeatedLate(t *testing.T) {
+	events := []Event{
+		{Op: OpSend, Proc: "p", Topic: "t", ID: "id", Hash: "h", Call: 1, Return: 2, Result: OK},
+		{Op: OpRecv, Proc: "late", Topic: "t", Group: "g", ID: "id", Hash: "h", Lease: 1, Epoch: 1, Call: 5},
+		{Op: OpRestart, Call: 10, Return: 30},
+		{Op: OpRecv, Proc: "next", Topic: "t", Group: "g", ID: "id", Hash: "h", Lease: 2, Epoch: 2, Call: 40},
+		{Op: OpAck, Proc: "late", Topic: "t", Group: "g", Lease: 1, Call: 50, Return: 70, Result: OK},
+		{Op: OpAck, Proc: "next", Topic: "t", Group: "g", Lease: 2, Call: 60, Return: 61, Result: OK},
+	}
+	if err := checkEvents(t, events).Err(); err != nil {
+		t.Error(err)
+	}
+	if r := checkEvents(t, events[:5]); !slices.Equal(r.Violated(), []string{"C6"}) {
+		t.Errorf("without the other ack:\n%v", r)
+	}
+}
