@@ -465,7 +465,7 @@ func (c *Checker) ackRights(g *groupPartition, out *CheckResult) {
 				case d.lease == a.lease && d.proc == a.proc && d.member == a.member && d.call <= a.call:
 					held = d
 				case held == nil || d.lease == a.lease || g.resetBetween(a.call, d.granted):
-				case d.granted < a.call && !g.mayHaveEnded(d, a.ret):
+				case d.granted < a.call && !g.endedByOther(index, a):
 					out.violate("%s index %d: the ack by %s with lease %d was ok at %d, after the message was given with lease %d to %s at %d", name, index,
 						c.names.name(a.proc), a.lease, a.call, d.lease, c.names.name(d.proc), d.call)
 				case d.granted > a.ret:
@@ -482,11 +482,11 @@ func (c *Checker) ackRights(g *groupPartition, out *CheckResult) {
 	}
 }
 
-// mayHaveEnded says whether who was given d may have acked it before t. Then an ack of an earlier lease, repeated after its
-// connection broke, is rightly told that the message has ended: it cannot be told by which ack.
-func (g *groupPartition) mayHaveEnded(d *delivery, t int64) bool {
-	return slices.ContainsFunc(g.acks, func(a ack) bool {
-		return a.lease == d.lease && a.from <= d.index && d.index < a.to && a.result != Failed && a.call < t
+// endedByOther says whether an ack of another lease may have ended the message before a returned. Then a, repeated after its
+// connection broke, is rightly told that the message has ended: by which ack it cannot be told.
+func (g *groupPartition) endedByOther(index uint64, a *ack) bool {
+	return slices.ContainsFunc(g.acks, func(o ack) bool {
+		return o.lease != a.lease && o.from <= index && index < o.to && o.result != Failed && o.call < a.ret
 	})
 }
 
