@@ -13,7 +13,8 @@ import (
 type room struct {
 	mu struct {
 		sync.Mutex
-		topics, partitions, rows int // those being made included
+		topics, partitions, rows int  // those being made included
+		doubt                    bool // some topics were given up by those who made them, and may not be there
 	}
 }
 
@@ -28,7 +29,7 @@ func (r *room) fill(b *Broker) {
 }
 
 func (r *room) countLocked(s store.Store) {
-	r.mu.topics, r.mu.partitions = 0, 0
+	r.mu.topics, r.mu.partitions, r.mu.doubt = 0, 0, false
 	for _, t := range s.Topics() {
 		r.mu.topics++
 		r.mu.partitions += int(t.Partitions)
@@ -40,7 +41,7 @@ func (r *room) topic(b *Broker, partitions int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	err := r.topicLocked(&b.o, partitions)
-	if err != nil { // what nobody waited for to the end may not have been made: count again
+	if err != nil && r.mu.doubt {
 		r.countLocked(b.store)
 		err = r.topicLocked(&b.o, partitions)
 	}
@@ -59,10 +60,14 @@ func (r *room) topicLocked(o *Options, partitions int) error {
 	return nil
 }
 
-// leaveTopic gives it back: the topic was not made.
-func (r *room) leaveTopic(partitions int) {
+// leaveTopic gives it back: the topic was not made. Not sure: it may yet be.
+func (r *room) leaveTopic(partitions int, sure bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if !sure {
+		r.mu.doubt = true
+		return
+	}
 	r.mu.topics--
 	r.mu.partitions -= partitions
 }

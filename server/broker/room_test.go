@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -57,5 +58,33 @@ func TestTopicsAreOneAnswer(t *testing.T) {
 	one := proto.Size(&wire.ListTopicsResponse{Topics: []*wire.Topic{topic}})
 	if n := one * (Options{}).withDefaults().TopicsMax; n > answerBytesMax {
 		t.Fatalf("%d bytes, at most %d fit", n, answerBytesMax)
+	}
+}
+
+// A topic whose maker went away before it was there takes its room, and one that was not made does not.
+func TestRoomOfTopicsGivenUp(t *testing.T) {
+	w := newWorld(t, Options{TopicsMax: 2})
+	defer w.close()
+	gone, cancel := context.WithCancel(as("a"))
+	cancel()
+	create := func(ctx context.Context, name string) error {
+		_, err := w.broker.CreateTopic(ctx, &wire.CreateTopicRequest{Topic: name, Partitions: 1})
+		return err
+	}
+	if err := create(gone, "given-up"); err != nil && wire.CodeOf(err) != wire.CodeTimeout {
+		t.Fatal(err)
+	}
+	for len(w.store.Topics()) == 0 {
+		runtime.Gosched()
+	}
+	if err := w.broker.room.topic(w.broker, 1); err != nil { // as for one that is given up, and never made
+		t.Fatal(err)
+	}
+	w.broker.room.leaveTopic(1, false)
+	if err := create(as("a"), "second"); err != nil {
+		t.Error(err)
+	}
+	if err := create(as("a"), "third"); wire.CodeOf(err) != wire.CodeTooLarge {
+		t.Errorf("third: %v", err)
 	}
 }

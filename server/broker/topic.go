@@ -37,8 +37,8 @@ func (b *Broker) createTopic(ctx context.Context, r *wire.CreateTopicRequest) (s
 		if err := b.room.topic(b, int(r.Partitions)); err != nil {
 			return store.Topic{}, err
 		}
-		if t, err = b.store.CreateTopic(ctx, namespace, r.Topic, r.Partitions); err != nil && ctx.Err() == nil {
-			b.room.leaveTopic(int(r.Partitions))
+		if t, err = b.store.CreateTopic(ctx, namespace, r.Topic, r.Partitions); err != nil {
+			b.room.leaveTopic(int(r.Partitions), ctx.Err() == nil)
 		}
 	}
 	if errors.Is(err, store.ErrTopicExists) {
