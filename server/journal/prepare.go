@@ -88,9 +88,14 @@ func (j *Journal) fullLocked() int64 {
 // need a segment get ErrNoSpace.
 func (j *Journal) preparer() {
 	defer j.wg.Done()
-	fullFailed := false
+	fullFailed, told := false, false
 	for {
 		j.mu.Lock()
+		if j.mu.err != nil { // nothing more is written to that disk
+			j.mu.Unlock()
+			<-j.stop
+			return
+		}
 		size, urgent := j.urgentLocked(), true
 		if size == 0 && !fullFailed {
 			size, urgent = j.fullLocked(), false
@@ -106,7 +111,13 @@ func (j *Journal) preparer() {
 				failed = true
 			case err != nil:
 				fullFailed = true
-				j.opts.Logger.Warn("next journal segment not prepared", "bytes", size, "err", err)
+				if !told {
+					j.opts.Logger.Warn("next journal segment not prepared", "bytes", size, "err", err)
+				}
+				told = true
+			case !urgent && told:
+				j.opts.Logger.Info("next journal segment prepared again")
+				told = false
 			}
 			if !failed {
 				continue
