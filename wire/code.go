@@ -71,7 +71,7 @@ var Traits = map[Code]Trait{
 	CodeUnsupportedVersion: {"unsupported-version", RetryNever, false, "use an SDK of the broker's version"},
 	CodeUnknownCommand:     {"unknown-command", RetryNever, true, "use an SDK not newer than the broker"},
 	CodeHelloFirst:         {"hello-first", RetryNever, false, "send the hello as the first frame"},
-	CodeTooLarge:           {"too-large", RetryNever, true, "send a smaller body or fewer messages in a batch"},
+	CodeTooLarge:           {"too-large", RetryNever, true, "send or ask for less"},
 	CodeInvalid:            {"invalid", RetryNever, true, "correct the value that the message names"},
 	CodeCorrupt:            {"corrupt", RetryHere, true, "send it again"},
 	CodeTopicNotFound:      {"topic-not-found", RetryNever, true, "create it: jmq topic create NAME"},
