@@ -1,0 +1,659 @@
+package servertest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jmqio/jmq/client"
+	"github.com/jmqio/jmq/server"
+	"github.com/jmqio/jmq/server/journal/journaltest"
+	"github.com/jmqio/jmq/server/servertest/check"
+	"github.com/jmqio/jmq/wire"
+)
+
+// A campaign is a whole broker on a disk in memory, producers and two groups of consumers that reach it through the SDK and
+// TCP, and cycles: under load the power is lost, the process is killed, a sync fails, or the broker is stopped, and then it is
+// started again; now and then the power is lost once more while it recovers. Consumers die, are slow, give back. After
+// each lost power a copy of what is left is examined by the engine alone. In the end everything is drained, read again by a
+// new group, stopped and examined. What everybody saw is a history, which the checker judges.
+//
+// The seed decides about what is sent and about the faults; how goroutines take turns it does not.
+
+const (
+	topicName  = "orders"
+	ackTimeout = time.Second
+	pollWait   = 100 * time.Millisecond
+	fetchGroup = "fetch"
+	runGroup   = "run"
+	auditGroup = "audit"
+	stuckAfter = 3*ackTimeout + time.Second // without a delivery, what a group has not got does not come
+	storeMost  = 10 * time.Second           // without a message stored, none is any more
+)
+
+// fault is how a cycle ends.
+type fault int
+
+const (
+	powerLost  fault = iota // everything but what was synced
+	powerTorn               // and some of what was not
+	killed                  // the process only
+	syncFailed              // the broker must stop by itself; then it is killed
+	stopped                 // in order
+	faults
+)
+
+var everyFault = []fault{powerLost, powerTorn, killed, syncFailed, stopped}
+
+func (f fault) String() string {
+	return [...]string{"power lost", "power lost, torn", "killed", "sync failed", "stopped"}[f]
+}
+
+type campaign struct {
+	t          testing.TB
+	o          options
+	config     server.Config
+	partitions int
+	bulk       bool // large batches of small messages
+	rng        struct {
+		sync.Mutex
+		*rand.Rand
+	}
+	network *network
+	codec   wire.Codec
+	admin   *client.Client
+
+	disk    *disk
+	running *running
+
+	acknowledged, received atomic.Int64
+	calm                   atomic.Bool // nobody dies, is slow or gives back any more
+	aborted                context.Context
+
+	history struct {
+		sync.Mutex
+		events []check.Event
+	}
+	problems struct {
+		sync.Mutex
+		list []string
+	}
+	did [faults]int
+	// again counts the power losses during recovery.
+	again int
+}
+
+// options of a campaign.
+type options struct {
+	seed   uint64
+	cycles int
+	// most is how long cycles may take together; at least three are run. 0: as long as they take.
+	most time.Duration
+	// faults are what happens, each as often as the others; nil: all.
+	faults []fault
+	// noCheckpoints: but for those of brokers that stop in order.
+	noCheckpoints bool
+}
+
+// running is a broker.
+type running struct {
+	s     *server.Server
+	stop  context.CancelFunc
+	ended chan error
+}
+
+// verdict is what a campaign found.
+type verdict struct {
+	report   *check.Report
+	refused  error    // a broker did not start on its own disk
+	stuck    bool     // a group did not get to the end
+	problems []string // other things that no client may see
+	summary  string
+	history  []check.Event
+}
+
+// found names everything that is not as it must be.
+func (v *verdict) found() []string {
+	names := v.report.Violated()
+	if v.refused != nil {
+		names = append(names, "start")
+	}
+	if v.stuck {
+		names = append(names, "drain")
+	}
+	if len(v.problems) > 0 {
+		names = append(names, "errors")
+	}
+	return names
+}
+
+func (v *verdict) String() string {
+	var b strings.Builder
+	b.WriteString(v.summary + "\n")
+	if v.refused != nil {
+		fmt.Fprintf(&b, "the broker refused its folder: %v\n", v.refused)
+	}
+	if v.stuck {
+		b.WriteString("a group did not get to the end\n")
+	}
+	for i, p := range v.problems {
+		if i == 5 {
+			fmt.Fprintf(&b, "and %d more\n", len(v.problems)-i)
+			break
+		}
+		b.WriteString(p + "\n")
+	}
+	b.WriteString(v.report.String())
+	return b.String()
+}
+
+// errRefused wraps why a broker, or the engine, did not open a disk.
+var errRefused = errors.New("refused")
+
+// runCampaign runs a campaign and judges it. It fails the test only for what is the test's own fault.
+func runCampaign(t testing.TB, o options) *verdict {
+	t.Helper()
+	c := &campaign{t: t, o: o, network: newNetwork()}
+	c.rng.Rand = rand.New(rand.NewPCG(o.seed, 11))
+	c.config = server.DefaultConfig()
+	b := &c.config.Broker
+	b.Data = "/data"
+	b.Wire.Listen, b.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	b.Journal.SegmentBytesMax = int64(64<<10) << c.intn(3)
+	b.Store.CheckpointEvery, b.Store.CheckpointBytes = 100*time.Millisecond, 64<<10
+	if c.intn(3) == 0 || o.noCheckpoints {
+		b.Store.CheckpointEvery, b.Store.CheckpointBytes = time.Hour, 1<<30
+	}
+	b.Dispatch.AckTimeout, b.Dispatch.DisconnectGrace = ackTimeout, time.Duration(c.intn(3))*50*time.Millisecond
+	b.StopTimeout = 500 * time.Millisecond
+	if os.Getenv("JMQ_TEST_LOG") != "" {
+		c.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	}
+	c.partitions, c.bulk = 1+c.intn(4), c.intn(4) == 0
+	eager := c.intn(4) == 0
+	c.disk = newDisk(nil, c.fork(), eager)
+
+	began := time.Now()
+	v := &verdict{}
+	if err := c.run(v); err != nil {
+		if !errors.Is(err, errRefused) {
+			t.Fatalf("-seed=%d: %v", o.seed, err)
+		}
+		v.refused = err
+	}
+	k := check.NewChecker()
+	for _, e := range c.history.events {
+		if err := k.Add(e); err != nil {
+			t.Fatalf("-seed=%d: event %+v: %v", o.seed, e, err)
+		}
+	}
+	v.report, v.problems = k.Report(), c.problems.list
+	v.summary = fmt.Sprintf("-seed=%d: %v; %d partitions, bulk %v, segments of %d KiB, checkpoints every %v, eager names %v, grace %v;", o.seed,
+		time.Since(began).Round(time.Millisecond), c.partitions, c.bulk, b.Journal.SegmentBytesMax>>10, b.Store.CheckpointEvery, eager, b.Dispatch.DisconnectGrace)
+	for f := range faults {
+		v.summary += fmt.Sprintf(" %v %d,", f, c.did[f])
+	}
+	v.summary += fmt.Sprintf(" again in recovery %d", c.again)
+	v.history = c.history.events
+	return v
+}
+
+func (c *campaign) intn(n int) int {
+	c.rng.Lock()
+	defer c.rng.Unlock()
+	return c.rng.IntN(n)
+}
+
+// fork returns a source of its own for one goroutine.
+func (c *campaign) fork() *rand.Rand {
+	c.rng.Lock()
+	defer c.rng.Unlock()
+	return rand.New(rand.NewPCG(c.rng.Uint64(), 12))
+}
+
+func (c *campaign) event(events ...check.Event) {
+	c.history.Lock()
+	defer c.history.Unlock()
+	c.history.events = append(c.history.events, events...)
+}
+
+func (c *campaign) problem(format string, args ...any) {
+	c.problems.Lock()
+	defer c.problems.Unlock()
+	c.problems.list = append(c.problems.list, fmt.Sprintf(format, args...))
+}
+
+// run is the campaign. Its goroutines have ended when it returns.
+func (c *campaign) run(v *verdict) error {
+	if err := c.start(); err != nil {
+		return err
+	}
+	var abort context.CancelFunc
+	c.aborted, abort = context.WithCancel(context.Background())
+	defer abort()
+	defer func() {
+		if c.running != nil {
+			c.disk.now(plan{fate: killProcess})
+			c.end()
+		}
+	}()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+
+	adminLine := c.network.line()
+	defer adminLine.hangUp()
+	senders := make([]*client.Client, 2)
+	for i := range senders {
+		l := c.network.line()
+		cl, err := client.Dial(ctx, "127.0.0.1:1", client.WithApp("shop"), client.WithDialer(l.dial))
+		if err != nil {
+			return err
+		}
+		defer l.hangUp()
+		defer closeNow(cl)
+		defer context.AfterFunc(c.aborted, func() { closeNow(cl) })()
+		senders[i] = cl
+	}
+	var err error
+	if c.admin, err = client.Dial(ctx, "127.0.0.1:1", client.WithApp("admin"), client.WithDialer(adminLine.dial), client.WithConns(1)); err != nil {
+		return err
+	}
+	defer closeNow(c.admin)
+	if err := c.admin.CreateTopic(ctx, topicName, c.partitions); err != nil {
+		return err
+	}
+	for _, g := range []string{fetchGroup, runGroup} {
+		k, err := c.admin.Consumer(topicName, client.Group(g), client.Start(client.FromBeginning))
+		if err == nil {
+			err = k.Subscribe(ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+
+	sending, stopSending := context.WithCancel(ctx)
+	consuming, stopConsuming := context.WithCancel(ctx)
+	var sends, consumers sync.WaitGroup
+	defer func() { // for what returns early
+		abort()
+		stopSending()
+		stopConsuming()
+		sends.Wait()
+		consumers.Wait()
+	}()
+	calm := patience{timeout: 3 * time.Second, repeat: true}
+	hasty := patience{timeout: 100 * time.Millisecond, hurry: 10}
+	for _, p := range []*producer{
+		c.producer(senders[0], "keyed-0", 3, calm),
+		c.producer(senders[0], "keyed-1", 5, hasty),
+		c.producer(senders[1], "free-0", 0, calm, client.MergeAfter(1)),
+		c.producer(senders[1], "free-1", 0, hasty),
+	} {
+		sends.Go(func() { p.run(sending) })
+	}
+	batches := c.producer(senders[1], "batch-0", 4, patience{timeout: 2 * time.Second}, client.Compress(client.Zstd, 1000))
+	batches.small = c.bulk
+	sends.Go(func() { batches.runBatches(sending) })
+	for n := range 3 {
+		consumers.Go(func() { c.slot(consuming, fetchGroup, n, (*member).fetch) })
+	}
+	for n := range 2 {
+		consumers.Go(func() { c.slot(consuming, runGroup, n, (*member).receive) })
+	}
+	consumers.Go(func() { c.observe(consuming) })
+
+	faults := c.o.faults
+	if faults == nil {
+		faults = everyFault
+	}
+	began := time.Now()
+	var deck []int
+	for n := range c.o.cycles {
+		if n >= 3 && c.o.most > 0 && time.Since(began) > c.o.most {
+			break
+		}
+		if len(deck) == 0 {
+			deck = c.fork().Perm(len(faults))
+		}
+		f := faults[deck[0]]
+		deck = deck[1:]
+		if err := c.work(30 + c.intn(300)); err != nil {
+			return err
+		}
+		if err := c.cycle(f); err != nil {
+			return fmt.Errorf("cycle %d, %v: %w", n, f, err)
+		}
+		c.did[f]++
+	}
+	if err := c.work(300); err != nil {
+		return err
+	}
+	stopSending()
+	sends.Wait()
+	c.calm.Store(true)
+	v.stuck = !c.drain(ctx)
+	stopConsuming()
+	consumers.Wait()
+	if !v.stuck {
+		if err := c.audit(ctx); err != nil {
+			c.problem("audit: %v", err)
+		}
+	}
+	if err := c.stop(); err != nil {
+		return err
+	}
+	c.disk.now(plan{fate: losePower})
+	if err := c.autopsy(c.disk.lost()); err != nil {
+		return fmt.Errorf("%w: %w", errRefused, err)
+	}
+	return nil
+}
+
+func closeNow(cl *client.Client) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = cl.Close(ctx) // nothing is under way, or the campaign has failed already
+}
+
+// start starts a broker on the disk.
+func (c *campaign) start() error {
+	config := c.config
+	config.FS = c.disk.fs
+	s, err := server.New(config)
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	r := &running{s: s, stop: stop, ended: make(chan error, 1)}
+	go func() { r.ended <- s.Run(ctx) }()
+	select {
+	case <-s.Ready():
+	case err := <-r.ended:
+		stop()
+		if err == nil {
+			err = errors.New("ended at once")
+		}
+		return fmt.Errorf("%w: %w", errRefused, err)
+	case <-time.After(within):
+		stop()
+		return fmt.Errorf("the broker was not ready within %v", within)
+	}
+	c.running = r
+	c.network.set(s.WireAddress())
+	return nil
+}
+
+// end stops the broker, whatever has become of it, and waits for it. It returns what Run did.
+func (c *campaign) end() error {
+	r := c.running
+	c.running = nil
+	c.network.set("")
+	r.stop()
+	select {
+	case err := <-r.ended:
+		return err
+	case <-time.After(within):
+		panic(fmt.Sprintf("the broker has not ended within %v", within))
+	}
+}
+
+// stop stops it in order.
+func (c *campaign) stop() error {
+	if err := c.end(); err != nil {
+		return fmt.Errorf("stop: %w", err)
+	}
+	return nil
+}
+
+// work waits until so many more messages were stored.
+func (c *campaign) work(n int) error {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	seen := c.acknowledged.Load()
+	want := seen + int64(n)
+	for since := time.Now(); seen < want; <-tick.C {
+		if now := c.acknowledged.Load(); now != seen {
+			seen, since = now, time.Now()
+		}
+		if time.Since(since) > storeMost {
+			return fmt.Errorf("%w: nothing was stored for %v", errRefused, storeMost)
+		}
+	}
+	return nil
+}
+
+// cycle lets a fault happen and the broker come back.
+func (c *campaign) cycle(f fault) error {
+	e := check.Event{Op: check.OpRestart, Proc: "broker", Reason: f.String(), Call: now()}
+	switch f {
+	case stopped:
+		if err := c.stop(); err != nil {
+			return err
+		}
+	case syncFailed:
+		if err := c.failSync(); err != nil {
+			return err
+		}
+	default:
+		p := plan{fate: losePower, skip: c.intn(4), after: c.intn(2) == 0}
+		switch f {
+		case powerTorn:
+			p.percent = 1 + c.intn(99)
+		case killed:
+			p.fate = killProcess
+		}
+		// Most moments are within a commit; but a new segment or checkpoint has its own.
+		p.call = []journaltest.Call{journaltest.SyncData, journaltest.SyncData, journaltest.Write, "", journaltest.Rename, journaltest.SyncDir}[c.intn(6)]
+		if f == powerTorn && c.intn(2) == 0 {
+			p.call, p.path, p.lenMin, p.after = journaltest.Write, ".journal", 3*4096, true // of several blocks, and not synced yet
+		}
+		c.die(p, c.intn(2) == 0)
+	}
+	for {
+		if left := c.disk.lost(); left != nil {
+			if err := c.autopsy(left); err != nil {
+				return fmt.Errorf("%w: %w", errRefused, err)
+			}
+			c.disk = newDisk(left, c.fork(), c.disk.eager)
+		} else {
+			c.disk.revive()
+		}
+		c.disk.arm(plan{fate: losePower, skip: c.intn(120), after: c.intn(2) == 0, percent: c.intn(2) * c.intn(100)})
+		err := c.start()
+		c.disk.disarm()
+		if c.disk.lost() == nil {
+			if err != nil {
+				return err
+			}
+			break
+		}
+		c.again++
+		if err == nil {
+			_ = c.end() // without its disk it has much to say
+		}
+	}
+	e.Return = now()
+	c.event(e)
+	return nil
+}
+
+// die carries out p, with the broker as it is, and waits until it has ended. The network goes with it, unless it is said to
+// last: then clients hear of the failing disk for a moment.
+func (c *campaign) die(p plan, lasting bool) {
+	done := c.disk.arm(p)
+	late := time.NewTimer(300 * time.Millisecond)
+	defer late.Stop()
+	select {
+	case <-done:
+	case <-late.C: // there was no such call
+		c.disk.now(p)
+	}
+	if lasting {
+		c.linger()
+	}
+	c.network.set("")
+	c.network.cut()
+	_ = c.end() // without its disk it has much to say
+}
+
+// linger gives clients the time to hear of a failure.
+func (c *campaign) linger() {
+	pause(context.Background(), time.Duration(c.intn(150))*time.Millisecond)
+}
+
+// failSync lets a sync of the journal fail. The broker must answer nobody from then on that something is stored, though its
+// disk works again; then its process is killed, and the next one finds what the failed sync has left to be seen.
+func (c *campaign) failSync() error {
+	done := c.disk.arm(plan{call: journaltest.SyncData, path: ".journal", skip: c.intn(4), fate: failSync})
+	late := time.NewTimer(within)
+	defer late.Stop()
+	select {
+	case <-done:
+	case <-late.C:
+		return fmt.Errorf("the journal is not synced within %v", within)
+	}
+	c.linger()
+	c.disk.now(plan{fate: killProcess})
+	c.network.cut()
+	_ = c.end() // it says that a sync failed
+	return nil
+}
+
+// observe looks where the groups stand, as an administrator sees it, until ctx ends.
+func (c *campaign) observe(ctx context.Context) {
+	for ctx.Err() == nil {
+		e := check.Event{Op: check.OpOffset, Topic: topicName, Call: now()}
+		lags, err := c.admin.GroupLag(ctx, topicName, "")
+		e.Return = now()
+		if err != nil {
+			if ctx.Err() == nil && !c.excused(err) {
+				c.problem("group lag: %v", err)
+			}
+			continue
+		}
+		for _, l := range lags {
+			if l.Consumed == 0 { // else it is not told which
+				e.Group, e.Partition, e.Index = l.Group, l.Partition, l.AckOffset
+				c.event(e)
+			}
+		}
+		pause(ctx, 10*time.Millisecond)
+	}
+}
+
+// drain waits until both groups have everything. It returns false when nothing has come for long and they have not.
+func (c *campaign) drain(ctx context.Context) bool {
+	seen, since, drained := int64(-1), time.Now(), false
+	for !drained && time.Since(since) < stuckAfter {
+		if n := c.received.Load(); n != seen {
+			seen, since = n, time.Now()
+		}
+		lags, err := c.admin.GroupLag(ctx, topicName, "")
+		drained = err == nil && !slices.ContainsFunc(lags, func(l client.PartitionLag) bool { return l.Lag > 0 })
+		pause(ctx, 5*time.Millisecond)
+	}
+	for _, g := range []string{fetchGroup, runGroup} {
+		c.event(check.Event{Op: check.OpDrain, Topic: topicName, Group: g, Call: now()})
+	}
+	return drained
+}
+
+// audit reads everything as a new group, in the way of consumers.
+func (c *campaign) audit(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	k, err := c.admin.Consumer(topicName, client.Group(auditGroup), client.Start(client.FromBeginning))
+	if err == nil {
+		err = k.Subscribe(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	m := &member{c: c, proc: auditGroup, consumer: k}
+	lags, err := c.admin.GroupLag(ctx, topicName, auditGroup)
+	if err != nil {
+		return err
+	}
+	at := now()
+	for _, l := range lags {
+		for next := l.First; next < l.End; {
+			ds, err := k.Fetch(ctx, 500, client.FromPartition(l.Partition))
+			if err != nil {
+				return err
+			}
+			if len(ds) == 0 {
+				continue
+			}
+			for _, d := range ds {
+				m.received(d, 0)
+				c.event(check.Event{
+					Op: check.OpScan, Proc: auditGroup, Topic: topicName, Partition: l.Partition, Index: d.Index, ID: d.ID, Key: d.OrderKey, Seq: seqOf(d.Headers),
+					Hash: hash(d.Body), Call: at,
+				})
+				next = d.Index + 1
+			}
+			m.ack(ds)
+		}
+		c.event(check.Event{Op: check.OpScanned, Proc: auditGroup, Topic: topicName, Partition: l.Partition, Index: l.First, To: l.End, Call: at})
+	}
+	c.event(check.Event{Op: check.OpDrain, Topic: topicName, Group: auditGroup, Call: now()})
+	return nil
+}
+
+// keep writes the history where it can be looked at, and returns its name.
+func (v *verdict) keep() string {
+	f, err := os.CreateTemp("", "jmq-campaign-*.jsonl")
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	enc := json.NewEncoder(f)
+	for _, e := range v.history {
+		if err := enc.Encode(e); err != nil {
+			return err.Error()
+		}
+	}
+	return f.Name()
+}
+
+// cyclesEach is how long a campaign of a longer test is: each scan reads everything again.
+const cyclesEach = 50
+
+// TestCampaign runs a campaign for some seconds, or with JMQ_TEST_CYCLES campaigns of so many cycles together, and finds
+// nothing.
+func TestCampaign(t *testing.T) {
+	o := options{seed: newSeed(), cycles: 30, most: 6 * time.Second}
+	left := o.cycles
+	if s := os.Getenv("JMQ_TEST_CYCLES"); s != "" {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		left, o.most = n, 0
+	}
+	for ; left > 0; left, o.seed = left-o.cycles, o.seed+1 {
+		o.cycles = min(left, cyclesEach)
+		v := runCampaign(t, o)
+		if found := v.found(); len(found) > 0 {
+			t.Fatalf("found %v; the history is in %s\n%v", found, v.keep(), v)
+		}
+		t.Logf("\n%v", v)
+		for _, c := range v.report.Checks {
+			if c.Checked == 0 {
+				t.Errorf("%s had nothing to check", c.Name)
+			}
+		}
+	}
+}

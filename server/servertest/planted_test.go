@@ -1,0 +1,62 @@
+//go:build planted
+
+package servertest
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/jmqio/jmq/server/planted"
+)
+
+// plantedBugs are all bugs that are planted in jmq, and what must find each: a check of C1 to C6, or "start" where the broker
+// refuses its own folder, because it sees that something is missing. A bug that needs a certain fault gets it more often.
+var plantedBugs = []struct {
+	bug, by string
+	o       options
+}{
+	{"journal: small commit not synced", "C1", options{faults: []fault{powerLost}}},
+	{"journal: directory not synced", "C1", options{faults: []fault{powerLost}, noCheckpoints: true}},
+	{"journal: failed sync said to be no write", "C2", options{faults: []fault{syncFailed, powerTorn}}},
+	{"journal: checksum ignored", "C2", options{faults: []fault{powerTorn}}},
+	{"journal: kept without rewriting", "start", options{faults: []fault{syncFailed, powerLost}}},
+	{"index: last entry not in the checkpoint", "C4", options{}},
+	{"offset: over a hole", "C6", options{}},
+	{"offset: ranges not restored", "C6", options{}},
+	{"dispatch: lease ends early", "C3", options{}},
+	{"dispatch: lease of the gone forgotten", "C1", options{}},
+	{"dispatch: lease from the end of what waits", "C5", options{}},
+	{"broker: ack answered before its commit", "C6", options{}},
+}
+
+const (
+	plantedCycles  = 6
+	plantedRunsMax = 8
+)
+
+// TestPlanted plants each bug in the broker and runs campaigns until the check that is there for it has found it, at most
+// plantedRunsMax.
+func TestPlanted(t *testing.T) {
+	defer planted.Set("")
+	for _, p := range plantedBugs {
+		t.Run(p.bug, func(t *testing.T) {
+			planted.Set(p.bug)
+			seed := newSeed()
+			others := map[string]int{}
+			for n := range plantedRunsMax {
+				p.o.seed, p.o.cycles = seed+uint64(n), plantedCycles
+				v := runCampaign(t, p.o)
+				found := v.found()
+				if slices.Contains(found, p.by) {
+					t.Logf("found by %v in run %d\n%v", found, n+1, v)
+					return
+				}
+				t.Logf("run %d: %v", n+1, v)
+				for _, name := range found {
+					others[name]++
+				}
+			}
+			t.Errorf("%s has not found it in %d runs from -seed=%d on; others: %v", p.by, plantedRunsMax, seed, others)
+		})
+	}
+}
