@@ -263,6 +263,18 @@ func TestKillAndRestart(t *testing.T) {
 	if code, out, errs := finished(t, "a\nb\nc\n", nil, "produce", "orders", "-a", address); code != 0 || out != "sent 3 to orders\n" {
 		t.Fatalf("produce: exit %d %q %s", code, out, errs)
 	}
+	if full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0); err == nil { // where there is such a device
+		if code, _, errs := finished(t, "", nil, "topic", "create", "full", "-a", address); code != 0 {
+			t.Fatal(errs)
+		}
+		var errs strings.Builder
+		c := exec.Command(jmqBinary(t), "produce", "full", "-a", address, "-o", "json", "x")
+		c.Stdout, c.Stderr = full, &errs
+		if err := c.Run(); err == nil || strings.Count(errs.String(), "\n") != 1 || !strings.Contains(errs.String(), "no space left") {
+			t.Errorf("receipts to a full disk: %v, %q", err, errs.String())
+		}
+		full.Close()
+	}
 	if code, out, errs := finished(t, "", nil, "consume", "orders", "-g", "pay", "--from-beginning", "-n", "2", "-a", address); code != 0 || out != "a\nb\n" {
 		t.Fatalf("consume: exit %d %q %s", code, out, errs)
 	}

@@ -135,15 +135,18 @@ func runProduce(cmd *cobra.Command, o *produceOptions, topic string, bodies []st
 		}
 	}
 	bar.close()
+	if errors.Is(err, io.EOF) { // all is sent
+		err = nil
+	}
 	if listed {
 		if printErr := printListing(cmd.OutOrStdout(), o.output, listReceipts(receipts)); printErr != nil {
 			return errors.Join(err, printErr)
 		}
-	} else if !o.quiet && (err == nil || errors.Is(err, io.EOF)) {
+	} else if !o.quiet && err == nil {
 		fmt.Fprintf(cmd.OutOrStdout(), "sent %d to %s\n", sent, topic)
 	}
 	switch {
-	case err == nil || errors.Is(err, io.EOF):
+	case err == nil:
 		return nil
 	case len(bodies) == 0 && sent > 0:
 		return fmt.Errorf("%w; the first %d lines are stored, go on with line %d (tail -n +%d)", err, sent, sent+1, sent+1)
