@@ -186,6 +186,9 @@ func printVerify(w io.Writer, output string, v verifyResult) error {
 	line("checked", "%d segments (header, name, store, and that each begins where the one before ends), %s records with %s", v.Segments, humanize.Comma(v.Records), humanize.IBytes(uint64(v.Bytes)))
 	line("", "of each record: checksum, position, epoch, and the durable end that it claims")
 	line("positions", "[%d, %d), known to be on disk below %d", v.Begin, v.End, v.Proven)
+	if v.Begin > 0 {
+		line("", "nothing below %d is there: segments were trimmed or removed", v.Begin)
+	}
 	line("epochs", "%d: %s", len(v.Epochs), shorten(v.Epochs))
 	line("spares", "%d prepared files", v.Spares)
 	switch {

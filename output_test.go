@@ -127,3 +127,16 @@ func TestProgressLines(t *testing.T) {
 		}
 	}
 }
+
+// A journal whose begin is not there is whole in itself, and says what is missing.
+func TestVerifyLateBegin(t *testing.T) {
+	for begin, want := range map[uint64]bool{0: false, 4096: true} {
+		var b strings.Builder
+		if err := printVerify(&b, "table", verifyResult{Segments: 1, Begin: begin, End: 8192}); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(b.String(), "nothing below 4096 is there"); got != want {
+			t.Errorf("begin %d: %s", begin, b.String())
+		}
+	}
+}
