@@ -102,6 +102,8 @@ type options struct {
 	most time.Duration
 	// faults are what happens, each as often as the others; nil: all.
 	faults []fault
+	// work is how many messages are stored in a cycle besides the usual 30 to 330, so that little is explained by a restart.
+	work int
 	// noCheckpoints: but for those of brokers that stop in order.
 	noCheckpoints bool
 }
@@ -329,7 +331,7 @@ func (c *campaign) run(v *verdict) error {
 		}
 		f := faults[deck[0]]
 		deck = deck[1:]
-		if err := c.work(30 + c.intn(300)); err != nil {
+		if err := c.work(30 + c.intn(300) + c.o.work); err != nil {
 			return err
 		}
 		if err := c.cycle(f); err != nil {

@@ -9,6 +9,8 @@ import (
 	"github.com/jmqio/jmq/server/planted"
 )
 
+const plantedBuild = true
+
 // plantedBugs are all bugs that are planted in jmq, and what must find each: a check of C1 to C6, or "start" where the broker
 // refuses its own folder, because it sees that something is missing. A bug that needs a certain fault gets it more often.
 var plantedBugs = []struct {
@@ -23,7 +25,7 @@ var plantedBugs = []struct {
 	{"index: last entry not in the checkpoint", "C4", options{}},
 	{"offset: over a hole", "C6", options{}},
 	{"offset: ranges not restored", "C6", options{}},
-	{"dispatch: lease ends early", "C3", options{}},
+	{"dispatch: lease ends early", "C3", options{work: 1000}},
 	{"dispatch: lease of the gone forgotten", "C1", options{}},
 	{"dispatch: lease from the end of what waits", "C5", options{}},
 	{"broker: ack answered before its commit", "C6", options{}},
@@ -31,7 +33,7 @@ var plantedBugs = []struct {
 
 const (
 	plantedCycles  = 6
-	plantedRunsMax = 8
+	plantedRunsMax = 20
 )
 
 // TestPlanted plants each bug in the broker and runs campaigns until the check that is there for it has found it, at most
@@ -58,5 +60,17 @@ func TestPlanted(t *testing.T) {
 			}
 			t.Errorf("%s has not found it in %d runs from -seed=%d on; others: %v", p.by, plantedRunsMax, seed, others)
 		})
+	}
+}
+
+// Every bug that the code can have is in the list, and none that it cannot.
+func TestPlantedList(t *testing.T) {
+	var listed []string
+	for _, p := range plantedBugs {
+		listed = append(listed, p.bug)
+	}
+	slices.Sort(listed)
+	if names := plantedNames(t); !slices.Equal(listed, names) {
+		t.Errorf("listed %q, in the code %q", listed, names)
 	}
 }

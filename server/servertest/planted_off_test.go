@@ -1,0 +1,5 @@
+//go:build !planted
+
+package servertest
+
+const plantedBuild = false
