@@ -97,7 +97,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	registry := prometheus.NewRegistry()
 	metrics := newCollector(s.config.Version, b.Name, b.BrokerGroup)
 	metrics.register(registry)
-	adminListener, err := s.listen("broker.admin.listen", b.Admin.Listen)
+	adminListener, err := s.listen(ctx, "broker.admin.listen", b.Admin.Listen)
 	if err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 
 	if !portZero(b.Wire.Listen) {
 		// A port that is in use is told before a long recovery, not after it. It is opened only when clients are served.
-		probe, err := s.listen("broker.wire.listen", b.Wire.Listen)
+		probe, err := s.listen(ctx, "broker.wire.listen", b.Wire.Listen)
 		if err != nil {
 			return err
 		}
@@ -152,7 +152,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	storeErr.Store(&failed)
 	s.broker.Start(st)
 
-	wireListener, err := s.listen("broker.wire.listen", b.Wire.Listen)
+	wireListener, err := s.listen(ctx, "broker.wire.listen", b.Wire.Listen)
 	if err != nil {
 		return err
 	}
@@ -217,17 +217,46 @@ func (s *Server) progress(done, total int64) {
 }
 
 // listen opens a port. When it is taken by another jmq that runs on the same folder, that is what is told.
-func (s *Server) listen(key, address string) (net.Listener, error) {
-	l, err := listener.Listen(address)
-	if err == nil {
-		return l, nil
-	}
-	if errors.Is(err, syscall.EADDRINUSE) {
-		if pid := s.folderOwner(); pid != 0 {
-			return nil, FolderError(s.dir, fmt.Errorf("%w by process %d", local.ErrInUse, pid))
+func (s *Server) listen(ctx context.Context, key, address string) (net.Listener, error) {
+	deadline := time.Now().Add(bindWait)
+	for told := false; ; told = true {
+		l, err := listener.Listen(address)
+		if err == nil {
+			return l, nil
 		}
+		if errors.Is(err, syscall.EADDRINUSE) {
+			if pid := s.folderOwner(); pid != 0 {
+				return nil, FolderError(s.dir, fmt.Errorf("%w by process %d", local.ErrInUse, pid))
+			}
+			if time.Now().Before(deadline) && nobodyListens(address) {
+				if !told {
+					s.log.Warn("an outgoing connection of this machine has the port, waiting for it", "addr", address)
+				}
+				select {
+				case <-time.After(bindRetry):
+					continue
+				case <-ctx.Done():
+				}
+			}
+		}
+		return nil, listenError(key, address, err)
 	}
-	return nil, listenError(key, address, err)
+}
+
+const (
+	bindWait  = 10 * time.Second
+	bindRetry = 50 * time.Millisecond
+)
+
+// nobodyListens reports whether a port that is in use is not a server's. The default ports lie in the range from which
+// the system takes the ports of outgoing connections, one of which may have ours for a while.
+func nobodyListens(address string) bool {
+	c, err := net.DialTimeout("tcp", address, time.Second)
+	if err == nil {
+		_ = c.Close()
+		return false
+	}
+	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
 // folderOwner returns the living process that has the data folder open, by the file that the store keeps there for
