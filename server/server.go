@@ -244,7 +244,7 @@ func (s *Server) listen(ctx context.Context, key, address string) (net.Listener,
 }
 
 const (
-	bindWait  = 10 * time.Second
+	bindWait  = 70 * time.Second // an ended connection keeps its port for a minute (TIME_WAIT)
 	bindRetry = 50 * time.Millisecond
 )
 

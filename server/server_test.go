@@ -343,6 +343,73 @@ func TestCannotStart(t *testing.T) {
 	dial(t, first)
 }
 
+// TestPortOfOutgoingConnection shows that a port which an outgoing connection holds is waited for, and that a server's is not.
+func TestPortOfOutgoingConnection(t *testing.T) {
+	peer, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	out, err := net.Dial("tcp", peer.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	in, err := peer.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	address := out.LocalAddr().String()
+	if !nobodyListens(address) || nobodyListens(peer.Addr().String()) {
+		t.Fatal("a server is taken for an outgoing connection, or the other way round")
+	}
+	log := &portLog{waited: make(chan struct{})}
+	c := testConfig(t)
+	c.Broker.Wire.Listen = address
+	c.Logger = slog.New(slog.NewTextHandler(log, nil))
+	s, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	select {
+	case <-log.waited:
+	case err := <-ended:
+		t.Fatalf("ended with %v, want it to wait for the port", err)
+	}
+	in.Close() // first: the side that closes first keeps its port in TIME_WAIT
+	if _, err := out.Read(make([]byte, 1)); err != io.EOF {
+		t.Fatal(err)
+	}
+	out.Close()
+	select {
+	case <-s.Ready():
+	case err := <-ended:
+		t.Fatalf("ended with %v, want it to serve when the port is free", err)
+	}
+	cancel()
+	if err := receive(t, ended); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// portLog is a log that says when the line about waiting for a port came.
+type portLog struct {
+	once   sync.Once
+	waited chan struct{}
+}
+
+func (b *portLog) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), "waiting for it") {
+		b.once.Do(func() { close(b.waited) })
+	}
+	return len(p), nil
+}
+
 // A folder without write permission is told as such. Root may write anywhere, so a read-only file system stands in.
 func TestReadOnlyFolder(t *testing.T) {
 	for _, cause := range []error{syscall.EACCES, syscall.EROFS} {
