@@ -265,7 +265,8 @@ func (c *Consumer) endAll(ctx context.Context, op string, g endGroup) error {
 			}
 		}
 		code := codeOf(err)
-		unknown = unknown || code == wire.CodeUnknown || ctx.Err() != nil
+		// A broker that cannot write an ack for lack of space has taken it all the same, and writes it when it can.
+		unknown = unknown || code == wire.CodeUnknown || code == wire.CodeNoSpace || ctx.Err() != nil
 		if ctx.Err() != nil || wire.Traits[code].Retry == wire.RetryNever || time.Now().After(g.deadline) || !c.c.cluster.pause(ctx, pause) {
 			c.ended(&g, nil)
 			return c.endError(op, g.items, l, err, unknown)

@@ -48,6 +48,45 @@ func lag(t testing.TB, c *Client) (n uint64) {
 	return n
 }
 
+// An ack that the broker has taken, but could not write for lack of space, is repeated: that it has ended already is then its
+// own doing, and no error. If it is not repeated its outcome is unknown.
+func TestAckWithoutSpace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker()
+		b.topic("orders", 1)
+		refuse := 1
+		b.onAck = func(r *wire.AckRequest) error {
+			if refuse == 0 {
+				return nil
+			}
+			refuse--
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			for _, i := range r.Items {
+				b.ack(b.group(r.Topic, r.Group, uint32(i.Partition)).lease.client, r, i)
+			}
+			return wire.Errorf(wire.CodeNoSpace, "full")
+		}
+		c, _ := start(t, b, false)
+		k := consumer(t, c)
+		ctx := context.Background()
+		sendN(t, c, 2)
+		ds, err := k.Fetch(ctx, 2)
+		if err != nil || len(ds) != 2 {
+			t.Fatalf("%d deliveries, %v", len(ds), err)
+		}
+		if err := ds[0].Ack(ctx); err != nil {
+			t.Errorf("repeated: %v", err)
+		}
+		refuse = 1
+		short, cancel := context.WithTimeout(ctx, time.Millisecond)
+		defer cancel()
+		if err := ds[1].Ack(short); !errors.Is(err, ErrDiskFull) || !errors.Is(err, ErrUnknown) {
+			t.Errorf("not repeated: %v", err)
+		}
+	})
+}
+
 // Fetch gives what was sent, with all of its fields; Ack ends it; a second Ack, a foreign and a late one have their errors.
 func TestFetchAndAck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
