@@ -15,12 +15,14 @@ import (
 )
 
 const (
-	readBytes       = 64 << 10 // a busy connection's read buffer, before large frames
+	readBytes       = 64 << 10 // a busy connection's read buffer, before large frames; larger ones Buffers counts
 	idleReadBytes   = 4 << 10  // where reading needs a buffer to wait with (TLS, pipes)
 	keepBytesMax    = 2 << 10  // of a frame half read, that an idle connection keeps
 	flushRoundsMax  = 4        // writes by one Flush before the writer goroutine goes on
 	writeChunkBytes = 256 << 10
 	lingerTime      = time.Second // for the peer to read why it is refused
+
+	buffersRetryAfter = 500 * time.Millisecond // for others to give memory back
 )
 
 // ConnOptions are the options of a Conn.
@@ -40,7 +42,9 @@ type ConnOptions struct {
 	// WriteTimeout ends the connection when the peer takes nothing of what waits for so long. The last time it took
 	// something is known to within another WriteTimeout. Default: 30 s.
 	WriteTimeout time.Duration
-	// Buffers is where memory comes from. Nil: the connection's own.
+	// Buffers is where memory comes from. When it has no more, Start returns CodeBusy, an answer ends the connection as over
+	// QueueBytesMax, and a request too large to be read without more is answered CodeBusy and skipped (what is no request
+	// ends the connection). Nil: the connection's own, without a bound.
 	Buffers *Buffers
 	// Logger gets, at level debug, why the connection ended. Nil: nothing is logged.
 	Logger *slog.Logger
@@ -174,8 +178,8 @@ func (c *Conn) QueueBytes() int {
 	return int(c.mu.queued - c.mu.written)
 }
 
-// queueFrame appends a frame. c.mu is held. first says that nothing waited before.
-func (c *Conn) queueFrame(kind FrameKind, command Command, request uint64, header []byte, payload ...[]byte) (first bool) {
+// queueFrame appends a frame; not ok: there is no memory for it. c.mu is held. first says that nothing waited before.
+func (c *Conn) queueFrame(kind FrameKind, command Command, request uint64, header []byte, payload ...[]byte) (first, ok bool) {
 	size := frameHeadBytes + len(header)
 	payloadBytes := 0
 	for _, p := range payload {
@@ -189,6 +193,10 @@ func (c *Conn) queueFrame(kind FrameKind, command Command, request uint64, heade
 	} else {
 		q = c.o.Buffers.extend(q, size)
 	}
+	if q == nil {
+		c.o.Buffers.queuesRefused.Add(1)
+		return false, false
+	}
 	q = appendFrameHead(q, kind, command, request, len(header), payloadBytes)
 	q = append(q, header...)
 	for _, p := range payload {
@@ -197,7 +205,7 @@ func (c *Conn) queueFrame(kind FrameKind, command Command, request uint64, heade
 	c.mu.queue = q
 	c.mu.queued += uint64(size)
 	c.mu.framesOut++
-	return first
+	return first, true
 }
 
 // Start queues a request; Flush or FlushShared sends it. done is called exactly once, unless Cancel takes the request back
@@ -222,9 +230,11 @@ func (c *Conn) Start(command Command, header, payload []byte, done func(Frame, e
 	if waits := c.mu.queued - c.mu.written; waits > 0 && waits+uint64(size) > uint64(c.o.QueueBytesMax) {
 		return 0, Errorf(CodeBusy, "%d bytes wait to be sent to %v", waits, c.nc.RemoteAddr())
 	}
+	if _, ok := c.queueFrame(KindRequest, command, c.mu.lastNumber+1, header, payload); !ok {
+		return 0, errBuffers(c.o.Buffers)
+	}
 	c.mu.lastNumber++
 	request = c.mu.lastNumber
-	c.queueFrame(KindRequest, command, request, header, payload)
 	if c.mu.pending == nil {
 		c.mu.pending = make(map[uint64]pendingCall)
 	}
@@ -338,8 +348,14 @@ func (c *Conn) answer(kind FrameKind, request uint64, command Command, header []
 		c.Close(Errorf(CodeBusy, "%v does not read: %d bytes wait for it", c.nc.RemoteAddr(), waits))
 		return
 	}
-	first := c.queueFrame(kind, command, request, header, payload...)
+	first, ok := c.queueFrame(kind, command, request, header, payload...)
+	waits := c.mu.queued - c.mu.written
 	c.mu.Unlock()
+	if !ok {
+		c.Close(Errorf(CodeBusy, "no memory for an answer of %d bytes to %v, for which %d bytes wait: %s",
+			size, c.nc.RemoteAddr(), waits, errBuffers(c.o.Buffers).Message))
+		return
+	}
 	if first && c.o.OnQueued != nil {
 		c.o.OnQueued(c)
 	}
@@ -415,6 +431,7 @@ func (c *Conn) stopWriting() {
 // startWriter hands b[from:], and the turn, to the writer goroutine. c.mu is held.
 func (c *Conn) startWriter(b []byte, from int) {
 	if c.mu.cause != nil { // nobody waits for writers that come now
+		c.o.Buffers.give(b)
 		c.stopWriting()
 		return
 	}
@@ -441,6 +458,7 @@ func (c *Conn) write(b []byte, from int) {
 			if err != nil {
 				c.stopWriting()
 				c.mu.Unlock()
+				c.o.Buffers.give(b)
 				if errors.Is(err, os.ErrDeadlineExceeded) {
 					err = Errorf(CodeBusy, "%v takes nothing for %v", c.nc.RemoteAddr(), c.o.WriteTimeout)
 				}
@@ -557,6 +575,7 @@ func (c *Conn) Shut(err error) {
 // what came was not the protocol, or what was given to Shut or Close. It closes the connection and waits for its
 // goroutine.
 func (c *Conn) Serve() error {
+	defer func() { c.in.drop(c.o.Buffers) }() // also when a hook panics
 	err := c.serve()
 	c.mu.Lock()
 	shut := c.mu.shut
@@ -573,7 +592,6 @@ func (c *Conn) Serve() error {
 	}
 	c.Close(err)
 	c.writers.Wait()
-	c.in.drop(c.o.Buffers)
 	if ok || shut != nil {
 		return err // whatever else went wrong on the way out
 	}
@@ -613,11 +631,16 @@ func (c *Conn) linger() {
 
 func (c *Conn) serve() error {
 	for {
-		if err := c.fill(); err != nil {
+		err := c.fill()
+		if err != nil && err != errNoRoom {
 			return err
 		}
 		c.handling.Store(true)
-		err := c.handle()
+		if err == errNoRoom {
+			err = c.refuseLarge()
+		} else {
+			err = c.handle()
+		}
 		c.o.OnBatchEnd(c)
 		c.handling.Store(false)
 		if err != nil {
@@ -659,6 +682,35 @@ func (c *Conn) handle() error {
 	return nil
 }
 
+// errNoRoom says that the frame half read fills the read buffer, and that there is no memory for a larger one.
+var errNoRoom = errors.New("the connections' buffers are used up")
+
+// errBuffers says that the budget is used up.
+func errBuffers(p *Buffers) *CodeError {
+	e := Errorf(CodeBusy, "the %d bytes for large frames and waiting answers of all connections are used up", p.BytesMax)
+	e.RetryAfter = buffersRetryAfter
+	return e
+}
+
+// refuseLarge gives up the frame that is half read, and with it its memory: whoever waited for memory would hold what
+// others wait for. The other requests of the connection go on.
+func (c *Conn) refuseLarge() error {
+	in := &c.in
+	f, size, e := ParseFrame(in.bytes(), int(c.frameBytesMax.Load())) // good: handle judged it
+	if e == nil {
+		e = errBuffers(c.o.Buffers)
+	}
+	c.o.Buffers.framesRefused.Add(1)
+	if f.Kind != KindRequest || c.o.Handler == nil {
+		return &refusal{f.Request, f.Command, e}
+	}
+	c.ReplyError(f.Request, f.Command, e)
+	in.skip = size
+	in.dropSkipped()
+	in.drop(c.o.Buffers)
+	return nil
+}
+
 func (c *Conn) dispatch(f Frame) error {
 	switch f.Kind {
 	case KindResponse, KindError:
@@ -689,7 +741,14 @@ func (c *Conn) fill() error {
 	if c.raw != nil {
 		n, err = c.raw.Read()
 	} else {
+		if c.in.start == c.in.end && len(c.in.buf) > readBytes {
+			c.in.idle(c.o.Buffers) // it may wait for long, and does so with no more than usual
+			c.in.large = readBytes
+		}
 		room := c.in.room(c.o.Buffers, idleReadBytes)
+		if room == nil {
+			return errNoRoom
+		}
 		n, err = c.nc.Read(room)
 		if n > 0 {
 			err = nil // it comes again
@@ -699,6 +758,9 @@ func (c *Conn) fill() error {
 		}
 	}
 	if err != nil {
+		if err == errNoRoom {
+			return err
+		}
 		if err == io.EOF && c.in.end > c.in.start {
 			return fmt.Errorf("read from %v: %w", c.nc.RemoteAddr(), io.ErrUnexpectedEOF)
 		}
@@ -727,12 +789,16 @@ type input struct {
 
 func (in *input) bytes() []byte { return in.buf[in.start:in.end] }
 
-// room returns where to read to. The buffer grows only when it is full, so it is at most twice what came.
+// room returns where to read to; nil when the buffer is full and there is no memory for a larger one. The buffer grows only
+// when it is full, so it is at most twice what came, or what large frames before needed.
 func (in *input) room(p *Buffers, usual int) []byte {
 	have := in.end - in.start
 	switch {
 	case in.buf == nil:
-		in.buf = p.take(max(usual, in.large))
+		if in.buf = p.take(max(usual, in.large)); in.buf == nil {
+			in.large = 0
+			in.buf = p.take(usual)
+		}
 		in.buf = in.buf[:cap(in.buf)]
 	case in.start > 0 && (in.end == len(in.buf) || in.start+in.need > len(in.buf)):
 		copy(in.buf, in.bytes())
@@ -740,6 +806,12 @@ func (in *input) room(p *Buffers, usual int) []byte {
 	}
 	if in.end == len(in.buf) {
 		b := p.take(max(2*len(in.buf), usual, in.large))
+		if b == nil {
+			in.large = 0
+			if b = p.take(max(2*len(in.buf), usual)); b == nil {
+				return nil
+			}
+		}
 		b = b[:cap(b)]
 		copy(b, in.bytes())
 		p.give(in.buf)
@@ -786,7 +858,8 @@ func (in *input) dropSkipped() {
 	in.skip -= n
 }
 
+// drop gives the buffer back with what is in it.
 func (in *input) drop(p *Buffers) {
 	p.give(in.buf)
-	*in = input{}
+	*in = input{skip: in.skip}
 }

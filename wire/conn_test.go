@@ -8,6 +8,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -38,12 +40,30 @@ func pair(t testing.TB, tcp bool) (client, server net.Conn) {
 	return client, server
 }
 
-// serve runs c.Serve until the test ends.
+// serve runs c.Serve until the test ends; then nothing of what it lent is missing (unless others have it still, and their
+// end shows it).
 func serve(t testing.TB, c *Conn) *Conn {
 	done := make(chan struct{})
 	go func() { c.Serve(); close(done) }()
-	t.Cleanup(func() { c.Close(nil); <-done })
+	shared := c.o.Buffers.BytesMax > 0
+	t.Cleanup(func() {
+		c.Close(nil)
+		<-done
+		if !shared {
+			wantGiven(t, c.o.Buffers)
+		}
+	})
 	return c
+}
+
+// wantGiven waits until all that p lent was given back: a Flush in another goroutine may just be about to.
+func wantGiven(t testing.TB, p *Buffers) {
+	t.Helper()
+	for begin := time.Now(); p.Metrics().Bytes != 0; runtime.Gosched() {
+		if time.Since(begin) > 10*time.Second {
+			t.Fatalf("%d bytes were lent and not given back", p.Metrics().Bytes)
+		}
+	}
 }
 
 func echo(c *Conn, f Frame) { c.Reply(f.Request, f.Command, f.Header, f.Payload) }
@@ -324,6 +344,131 @@ func TestConnMemory(t *testing.T) {
 	if got := wait(len(frame)); got != 0 {
 		t.Fatalf("idle with a buffer of %d", got)
 	}
+}
+
+// TestBuffers shows the accounting: only slices over 64 KiB count, by what they take, and what is not left is refused.
+func TestBuffers(t *testing.T) {
+	p := &Buffers{BytesMax: 1 << 20}
+	want := func(bytes int64) {
+		t.Helper()
+		if got := p.Metrics().Bytes; got != bytes {
+			t.Fatalf("%d bytes are lent, want %d", got, bytes)
+		}
+	}
+	usual := p.take(readBytes)
+	want(0)
+	a := p.take(readBytes + 1)
+	want(2 * readBytes)
+	b := p.extend(append(p.take(300<<10), make([]byte, 512<<10)...), 1)
+	if b != nil || p.take(1<<20) != nil {
+		t.Fatal("more was lent than there is")
+	}
+	want(2*readBytes + 512<<10)
+	if p.tight() {
+		t.Fatal("tight at 640 KiB of 1 MiB")
+	}
+	c := p.take(256 << 10)
+	if !p.tight() {
+		t.Fatal("not tight at 896 KiB of 1 MiB")
+	}
+	p.give(c)
+	p.give(a)
+	p.give(make([]byte, 512<<10)) // in the place of the one that extend could not move
+	p.give(usual)
+	want(0)
+	huge := new(Buffers).take(bufferBytesMin<<bufferClasses + 1)
+	if huge == nil {
+		t.Fatal("refused without a bound")
+	}
+}
+
+// TestConnBuffersUsedUp shows what a connection gets when others hold the memory: a large request is answered busy and
+// skipped, small ones before and after it are served, an answer that needs more ends its connection; and when the others
+// end, large requests are served again.
+func TestConnBuffersUsedUp(t *testing.T) {
+	eachNet(t, func(t *testing.T, tcp bool) {
+		p := &Buffers{BytesMax: 4 << 20}
+		t.Cleanup(func() { wantGiven(t, p) })
+		open := func() (net.Conn, *Conn) {
+			cn, sn := pair(t, tcp)
+			return cn, serve(t, NewConn(sn, ConnOptions{Handler: echo, FrameBytesMax: FrameBytesMax, Buffers: p}))
+		}
+		hn, _ := open()
+		defer hn.Close()
+		half := AppendFrame(nil, Frame{Kind: KindRequest, Payload: make([]byte, 4<<20)})[:1200<<10]
+		if _, err := hn.Write(half); err != nil {
+			t.Fatal(err)
+		}
+		for p.Metrics().Bytes != 2<<20 {
+			runtime.Gosched()
+		}
+		cn, server := open()
+		client := serve(t, NewConn(cn, ConnOptions{}))
+		call := func(size int) error {
+			f, err := client.Call(context.Background(), CommandProduce, nil, bytes.Repeat([]byte("x"), size))
+			if err == nil && len(f.Payload) != size {
+				t.Fatalf("echo of %d bytes, want %d", len(f.Payload), size)
+			}
+			return err
+		}
+		small := make(chan error, 1)
+		if _, err := client.Start(CommandProduce, []byte("before"), nil, func(_ Frame, err error) { small <- err }); err != nil {
+			t.Fatal(err)
+		}
+		err := call(3 << 20)
+		wantCode(t, err, CodeBusy)
+		if e, ok := errors.AsType[*CodeError](err); !ok || e.RetryAfter == 0 || !strings.Contains(e.Message, "4194304 bytes") {
+			t.Fatalf("got %#v", err)
+		}
+		if err := errors.Join(<-small, call(1000), call(60<<10)); err != nil {
+			t.Fatal(err)
+		}
+		if m := p.Metrics(); m.FramesRefused != 1 || m.QueuesRefused != 0 || m.Bytes < 2<<20 || m.Bytes > 4<<20 {
+			t.Fatalf("metrics: %+v", m)
+		}
+
+		server.Reply(1000, CommandFetch, nil, make([]byte, 3<<20))
+		<-server.Closed()
+		wantCode(t, server.Err(), CodeBusy)
+		if m := p.Metrics(); m.QueuesRefused != 1 {
+			t.Fatalf("metrics: %+v", m)
+		}
+
+		hn.Close()
+		wantGiven(t, p)
+		cn, _ = open()
+		client = serve(t, NewConn(cn, ConnOptions{}))
+		if err := call(900 << 10); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestConnBuffersLearnt shows that a connection that learnt to begin with a large buffer goes on with the usual one when
+// there is no memory.
+func TestConnBuffersLearnt(t *testing.T) {
+	p := &Buffers{BytesMax: 8 << 20}
+	cn, sn := pair(t, true)
+	serve(t, NewConn(sn, ConnOptions{Handler: echo, FrameBytesMax: FrameBytesMax, Buffers: p}))
+	client := serve(t, NewConn(cn, ConnOptions{}))
+	call := func(size int) error {
+		_, err := client.Call(context.Background(), CommandProduce, nil, make([]byte, size))
+		return err
+	}
+	if err := call(900 << 10); err != nil {
+		t.Fatal(err)
+	}
+	wantGiven(t, p)
+	others := p.take(7 << 20)
+	if err := errors.Join(call(1000), call(60<<10)); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, call(900<<10), CodeBusy)
+	p.give(others)
+	if err := call(900 << 10); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { wantGiven(t, p) })
 }
 
 func cpu() time.Duration {

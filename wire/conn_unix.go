@@ -14,7 +14,7 @@ type rawConn struct {
 	rc syscall.RawConn
 
 	// Of the one reader.
-	room  func() []byte // where to read to
+	room  func() []byte // where to read to; nil: there is no memory, and Read returns errNoRoom
 	idle  func()        // nothing to read now: give memory back
 	read  func(fd uintptr) bool
 	readN int
@@ -45,7 +45,12 @@ func newRawConn(nc net.Conn, room func() []byte, idle func()) *rawConn {
 
 func (r *rawConn) readSome(fd uintptr) bool {
 	for {
-		n, err := syscall.Read(int(fd), r.room())
+		room := r.room()
+		if room == nil {
+			r.readE = errNoRoom
+			return true
+		}
+		n, err := syscall.Read(int(fd), room)
 		switch {
 		case err == syscall.EINTR:
 			continue

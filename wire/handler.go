@@ -79,6 +79,10 @@ type Handler struct {
 	errors   [countedCodes]atomic.Uint64
 }
 
+// tightFetchBytes bounds a fetch while the memory of all connections is nearly used up: the answer goes into a buffer of the
+// usual size, of which there are always more, unless the batches are large.
+const tightFetchBytes = readBytes / 2
+
 const (
 	countedCommands = 64 // larger numbers are counted as 0
 	countedCodes    = 128
@@ -534,6 +538,9 @@ func (s *Session) run(c *call, f Frame) error {
 			return err
 		}
 		c.fetch.BytesMax = min(c.fetch.BytesMax, FetchBytesMax)
+		if s.conn.o.Buffers.tight() {
+			c.fetch.BytesMax = min(c.fetch.BytesMax, tightFetchBytes)
+		}
 		s.h.broker.Fetch(s.ctx, &c.fetch, c.fetchReply)
 		return nil
 	case CommandAck:

@@ -29,6 +29,10 @@ type Options struct {
 	Flusher *Flusher
 	// ConnectionsMax bounds the open connections; more are answered CodeTooMany and closed. Default: 10,000.
 	ConnectionsMax int
+	// BufferBytesMax bounds what all connections together hold in buffers of more than 64 KiB: large frames half read, and
+	// answers that wait to be written (wire.Buffers). Beside it each has at most 64 KiB to read to and twice as much to
+	// write from. Default: 512 MiB.
+	BufferBytesMax int64
 	// Logger gets state changes: when accepting fails and works again, and defects. Default: nothing is logged.
 	Logger *slog.Logger
 }
@@ -39,6 +43,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.ConnectionsMax == 0 {
 		o.ConnectionsMax = 10_000
+	}
+	if o.BufferBytesMax == 0 {
+		o.BufferBytesMax = 512 << 20
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -117,6 +124,7 @@ func New(o Options) (*Listener, error) {
 		return nil, err
 	}
 	l := &Listener{o: o.withDefaults(), closing: make(chan struct{})}
+	l.buffers.BytesMax = l.o.BufferBytesMax
 	l.mu.sessions = make(map[*session]struct{})
 	l.running.Go(l.watchSilence)
 	return l, nil
@@ -328,6 +336,7 @@ type Metrics struct {
 	AcceptErrors uint64
 	InFlight     int
 	QueueBytes   int // answers that wait to be written
+	Buffers      wire.BuffersMetrics
 
 	FramesRead, BytesRead       uint64
 	FramesWritten, BytesWritten uint64
@@ -343,7 +352,7 @@ func (l *Listener) Metrics() Metrics {
 	h := l.o.Handler.Metrics()
 	m := Metrics{
 		Accepted: l.accepted.Load(), Refused: l.refused.Load(), Silent: l.silent.Load(), AcceptErrors: l.acceptErrors.Load(),
-		Requests: h.Requests, Errors: h.Errors, Panics: h.Panics + l.panics.Load(), Twice: h.Twice,
+		Buffers: l.buffers.Metrics(), Requests: h.Requests, Errors: h.Errors, Panics: h.Panics + l.panics.Load(), Twice: h.Twice,
 	}
 	if m.Refused > 0 {
 		m.Errors[wire.CodeTooMany] += m.Refused

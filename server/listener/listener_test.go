@@ -145,8 +145,20 @@ func start(t testing.TB, b broker, ho wire.HandlerOptions, o Options) *Listener 
 		if n := len(l.Sessions()); n != 0 {
 			t.Errorf("%d sessions after Close", n)
 		}
+		wantGiven(t, l)
 	})
 	return l
+}
+
+// wantGiven waits until no large buffer is lent: a Flush in another goroutine may just be about to give one back.
+func wantGiven(t testing.TB, l *Listener) {
+	t.Helper()
+	for begin := time.Now(); l.Metrics().Buffers.Bytes != 0; runtime.Gosched() {
+		if time.Since(begin) > 10*time.Second {
+			t.Errorf("%d bytes of buffers were lent and not given back", l.Metrics().Buffers.Bytes)
+			return
+		}
+	}
 }
 
 func dialRaw(t testing.TB, l *Listener) net.Conn {

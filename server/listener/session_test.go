@@ -244,6 +244,157 @@ func TestStalledClient(t *testing.T) {
 	}
 }
 
+// TestBuffersHalfFrames opens many connections that send a part of a large frame each: what they hold stays within the
+// budget, those that it does not reach are answered busy, others are served meanwhile, and after their end it is free.
+func TestBuffersHalfFrames(t *testing.T) {
+	const budget = 16 << 20
+	l := start(t, &fakeBroker{}, wire.HandlerOptions{}, Options{BufferBytesMax: budget})
+	good := dial(t, l, "good")
+	check := func() wire.BuffersMetrics {
+		m := l.Metrics().Buffers
+		if m.Bytes > budget {
+			t.Fatalf("%d bytes are lent of %d", m.Bytes, budget)
+		}
+		return m
+	}
+	hello := wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandHello, Request: 1, Header: []byte{8, 1, 16, 1, 34, 1, 'x'}})
+	frame := wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandProduce, Request: 2, Header: produceHeader("orders"), Payload: make([]byte, 4<<20)})
+	const conns = 40
+	var busy atomic.Int64
+	var all []net.Conn
+	var readers sync.WaitGroup
+	for range conns {
+		nc := dialRaw(t, l)
+		all = append(all, nc)
+		readers.Go(func() {
+			c := wire.NewConn(readOnly{nc}, wire.ConnOptions{Handler: func(*wire.Conn, wire.Frame) {}})
+			if _, err := c.Start(wire.CommandHello, nil, nil, func(wire.Frame, error) {}); err != nil {
+				t.Error(err)
+			}
+			if _, err := c.Start(wire.CommandProduce, nil, nil, func(_ wire.Frame, err error) {
+				if wire.CodeOf(err) == wire.CodeBusy {
+					busy.Add(1)
+				}
+			}); err != nil {
+				t.Error(err)
+			}
+			c.Serve()
+		})
+		if _, err := nc.Write(append(hello[:len(hello):len(hello)], frame[:1200<<10]...)); err != nil {
+			t.Fatal(err)
+		}
+		check()
+		if err := produce(good); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// 2 MiB each, and for a moment as much again while one grows: 7 or 8 have their part, all others an answer.
+	for begin := time.Now(); busy.Load() < conns-8; runtime.Gosched() {
+		if check(); time.Since(begin) > 10*time.Second {
+			t.Fatalf("%d of %d were answered busy", busy.Load(), conns)
+		}
+	}
+	if m := check(); m.FramesRefused < conns-8 || m.Bytes < budget/2 {
+		t.Fatalf("metrics: %+v", m)
+	}
+	if err := produce(good); err != nil {
+		t.Fatal(err)
+	}
+	for _, nc := range all {
+		nc.Close()
+	}
+	readers.Wait()
+	wantGiven(t, l)
+	if _, err := good.Call(context.Background(), wire.CommandProduce, produceHeader("orders"), make([]byte, 4<<20)); err != nil {
+		t.Fatalf("a large request after their end: %v", err)
+	}
+}
+
+// readOnly is a connection to which someone else writes.
+type readOnly struct{ net.Conn }
+
+func (readOnly) Write(b []byte) (int, error) { return len(b), nil }
+
+// TestBuffersUnreadAnswers has many clients ask for large answers and not read them: what waits stays within the budget,
+// those that need more are ended, and while it is nearly used up others get small answers.
+func TestBuffersUnreadAnswers(t *testing.T) {
+	const budget = 16 << 20
+	answer := make([]byte, 4<<20)
+	b := &fakeBroker{fetch: func(_ context.Context, r *wire.FetchRequest, done func(*wire.FetchResponse, error)) {
+		done(&wire.FetchResponse{Lease: 1, Batches: answer[:r.BytesMax]}, nil)
+	}}
+	l := start(t, b, wire.HandlerOptions{}, Options{BufferBytesMax: budget})
+	good := dial(t, l, "good")
+	hello := wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandHello, Request: 1, Header: []byte{8, 1, 16, 1, 34, 1, 'x'}})
+	fetch := wire.AppendFetchRequest(nil, &wire.FetchRequest{Topic: "t", Group: "g", BytesMax: 1500 << 10})
+	for i := range 20 {
+		nc := dialRaw(t, l)
+		nc.(*net.TCPConn).SetReadBuffer(4 << 10)
+		requests := hello
+		for i := range 20 {
+			requests = wire.AppendFrame(requests[:len(requests):len(requests)], wire.Frame{Kind: wire.KindRequest, Command: wire.CommandFetch, Request: uint64(i + 2), Header: fetch})
+		}
+		if _, err := nc.Write(requests); err != nil {
+			t.Fatal(err)
+		}
+		if m := l.Metrics().Buffers; m.Bytes > budget {
+			t.Fatalf("%d bytes are lent of %d", m.Bytes, budget)
+		}
+		f, err := good.Call(context.Background(), wire.CommandPing, nil, nil)
+		if err != nil {
+			t.Fatalf("%d: %v, %v", i, f, err)
+		}
+	}
+	for begin := time.Now(); l.Metrics().Buffers.QueuesRefused == 0; runtime.Gosched() {
+		if time.Since(begin) > 10*time.Second {
+			t.Fatalf("nobody was ended: %+v", l.Metrics())
+		}
+	}
+	for m := l.Metrics(); m.Errors[wire.CodeBusy] == 0; m = l.Metrics() {
+		if m.Buffers.Bytes > budget {
+			t.Fatalf("%d bytes are lent of %d", m.Buffers.Bytes, budget)
+		}
+		runtime.Gosched()
+	}
+	if err := produce(good); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestBuffersTightFetch shows that fetches go on, with small answers, while others hold nearly all of the memory.
+func TestBuffersTightFetch(t *testing.T) {
+	answer := make([]byte, 4<<20)
+	b := &fakeBroker{fetch: func(_ context.Context, r *wire.FetchRequest, done func(*wire.FetchResponse, error)) {
+		done(&wire.FetchResponse{Lease: 1, Batches: answer[:r.BytesMax]}, nil)
+	}}
+	l := start(t, b, wire.HandlerOptions{}, Options{BufferBytesMax: 5 << 20})
+	good := dial(t, l, "good")
+	fetch := func() int {
+		t.Helper()
+		f, err := good.Call(context.Background(), wire.CommandFetch, wire.AppendFetchRequest(nil, &wire.FetchRequest{Topic: "t", Group: "g", BytesMax: 1 << 20}), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(f.Payload)
+	}
+	if got := fetch(); got != 1<<20 {
+		t.Fatalf("fetched %d bytes, want %d", got, 1<<20)
+	}
+	hello := wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandHello, Request: 1, Header: []byte{8, 1, 16, 1, 34, 1, 'x'}})
+	frame := wire.AppendFrame(hello, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandProduce, Request: 2, Header: produceHeader("orders"), Payload: make([]byte, 4<<20)})
+	for i := range 2 { // 2 MiB each
+		if _, err := dialRaw(t, l).Write(frame[:1200<<10]); err != nil {
+			t.Fatal(err)
+		}
+		for l.Metrics().Buffers.Bytes != int64(i+1)*2<<20 {
+			runtime.Gosched()
+		}
+	}
+	if got := fetch(); got != 32<<10 {
+		t.Fatalf("fetched %d bytes, want %d", got, 32<<10)
+	}
+}
+
 // TestInFlightBound shows that a session is read no further than its bounds, and goes on when answers went out.
 func TestInFlightBound(t *testing.T) {
 	var mu sync.Mutex
