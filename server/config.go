@@ -71,6 +71,7 @@ type IndexConfig struct {
 // ListenerConfig bounds what clients may take.
 type ListenerConfig struct {
 	ConnectionsMax int           `yaml:"connectionsMax" help:"most client connections at once"`
+	BufferBytesMax int64         `yaml:"bufferBytesMax" help:"memory of all connections together for large frames half read and answers not yet taken"`
 	HelloTimeout   time.Duration `yaml:"helloTimeout" help:"how long a new connection may take to say hello"`
 	KeepAlive      time.Duration `yaml:"keepAlive" help:"a client pings this often when it is idle; after three times as long its connection is dropped"`
 }
@@ -99,7 +100,7 @@ func DefaultConfig() Config {
 			Journal:     JournalConfig{SegmentBytesMax: 256 << 20, CommitBytesMax: 4 << 20, QueueBytesMax: 32 << 20},
 			Store:       StoreConfig{CheckpointBytes: 256 << 20, CheckpointEvery: 10 * time.Second},
 			Index:       IndexConfig{FilesOpenMax: 2000},
-			Listener:    ListenerConfig{ConnectionsMax: 10_000, HelloTimeout: 5 * time.Second, KeepAlive: 10 * time.Second},
+			Listener:    ListenerConfig{ConnectionsMax: 10_000, BufferBytesMax: 512 << 20, HelloTimeout: 5 * time.Second, KeepAlive: 10 * time.Second},
 			Dispatch:    DispatchConfig{AckTimeout: 5 * time.Minute, DisconnectGrace: 10 * time.Second},
 			StopTimeout: 10 * time.Second,
 		},
@@ -162,6 +163,7 @@ func (c *Config) Validate() error {
 	between(bad, "broker.store.checkpointEvery", b.Store.CheckpointEvery, 100*time.Millisecond, time.Hour)
 	between(bad, "broker.index.filesOpenMax", b.Index.FilesOpenMax, 1, 1_000_000)
 	between(bad, "broker.listener.connectionsMax", b.Listener.ConnectionsMax, 1, 10_000_000)
+	between(bad, "broker.listener.bufferBytesMax", b.Listener.BufferBytesMax, 64<<20, 1<<40)
 	between(bad, "broker.listener.helloTimeout", b.Listener.HelloTimeout, 100*time.Millisecond, time.Minute)
 	between(bad, "broker.listener.keepAlive", b.Listener.KeepAlive, 100*time.Millisecond, 10*time.Minute)
 	between(bad, "broker.dispatch.ackTimeout", b.Dispatch.AckTimeout, time.Second, 24*time.Hour)

@@ -163,7 +163,8 @@ func (s *Server) Run(ctx context.Context) (err error) {
 		Logger: s.log, OnOpen: s.broker.Attach, OnClose: s.broker.Detach,
 	})
 	sockets, err := listener.New(listener.Options{
-		Listener: wireListener, Handler: handler, Flusher: flusher, ConnectionsMax: b.Listener.ConnectionsMax, Logger: s.log,
+		Listener: wireListener, Handler: handler, Flusher: flusher, ConnectionsMax: b.Listener.ConnectionsMax,
+		BufferBytesMax: b.Listener.BufferBytesMax, Logger: s.log,
 	})
 	if err != nil {
 		return errors.Join(listenError("broker.wire.listen", b.Wire.Listen, err), wireListener.Close())

@@ -167,7 +167,8 @@ func TestServeAndRestart(t *testing.T) {
 	for _, want := range []string{
 		`jmq_build_info{broker="broker",broker_group="default",version="v-test"} 1`,
 		`jmq_messages_in_total{topic="orders"} 0`, `jmq_group_lag_messages{group="pay",topic="orders"} 0`,
-		`jmq_connections{kind="client"} 1`, "jmq_fsync_duration_seconds_count ", "jmq_produce_duration_seconds_bucket{le=", "jmq_store_bytes ", "go_goroutines ",
+		`jmq_connections{kind="client"} 1`, "jmq_fsync_duration_seconds_count ", "jmq_produce_duration_seconds_bucket{le=", "jmq_store_bytes ", "jmq_buffer_bytes 0",
+		`jmq_buffer_refused_total{what="answer"} 0`, `jmq_buffer_refused_total{what="frame"} 0`, "go_goroutines ",
 	} {
 		if status != 200 || !strings.Contains(metrics, want) {
 			t.Errorf("/metrics (%d) has no %q", status, want)
