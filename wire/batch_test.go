@@ -3,11 +3,14 @@ package wire
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"math/rand/v2"
 	"reflect"
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/klauspost/compress/zstd"
 )
 
 func randomString(r *rand.Rand, most int) string {
@@ -321,6 +324,29 @@ func TestDecompressionBounded(t *testing.T) {
 		}
 		if _, err := c.Messages(b, nil); CodeOf(err) != CodeCorrupt {
 			t.Errorf("%v of noise: %v", compression, err)
+		}
+	}
+}
+
+// TestZstdWindow shows the largest window that a zstd frame may declare, however little is in it.
+func TestZstdWindow(t *testing.T) {
+	var c Codec
+	raw := make([]byte, 1000)
+	for window, want := range map[int]Code{4 << 20: CodeOK, 8 << 20: CodeCorrupt} {
+		var frame bytes.Buffer
+		e, err := zstd.NewWriter(&frame, zstd.WithWindowSize(window))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err1 := e.Write(raw)
+		err2 := e.Flush() // the size is not known then, so the frame declares its window
+		if err := errors.Join(err1, err2, e.Close()); err != nil {
+			t.Fatal(err)
+		}
+		b := append(appendBatchHeader(nil, [16]byte{}, 0, 1), frame.Bytes()...)
+		sealBatch(b, CompressionZstd, len(raw))
+		if got, err := c.Messages(b, nil); CodeOf(err) != want || err == nil && !bytes.Equal(got, raw) {
+			t.Errorf("window of %d: %v, want %v", window, err, want)
 		}
 	}
 }
