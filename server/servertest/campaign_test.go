@@ -50,14 +50,15 @@ const (
 	powerTorn               // and some of what was not
 	killed                  // the process only
 	syncFailed              // the broker must stop by itself; then it is killed
-	stopped                 // in order
+	stopped                 // in order; sometimes the power is lost meanwhile
+	diskFull                // for a while; the broker goes on when it no longer is
 	faults
 )
 
-var everyFault = []fault{powerLost, powerTorn, killed, syncFailed, stopped}
+var everyFault = []fault{powerLost, powerTorn, killed, syncFailed, stopped, diskFull}
 
 func (f fault) String() string {
-	return [...]string{"power lost", "power lost, torn", "killed", "sync failed", "stopped"}[f]
+	return [...]string{"power lost", "power lost, torn", "killed", "sync failed", "stopped", "disk full"}[f]
 }
 
 type campaign struct {
@@ -78,7 +79,8 @@ type campaign struct {
 	running *running
 
 	acknowledged, received atomic.Int64
-	calm                   atomic.Bool // nobody dies, is slow or gives back any more
+	full                   atomic.Int64 // sends that were told that the disk is full
+	calm                   atomic.Bool  // nobody dies, is slow or gives back any more
 	aborted                context.Context
 
 	history struct {
@@ -255,9 +257,10 @@ func (c *campaign) run(v *verdict) error {
 
 	adminLine := c.network.line()
 	defer adminLine.hangUp()
-	senders := make([]*client.Client, 2)
+	senders, lines := make([]*client.Client, 2), make([]*line, 2)
 	for i := range senders {
 		l := c.network.line()
+		lines[i] = l
 		cl, err := client.Dial(ctx, "127.0.0.1:1", client.WithApp("shop"), client.WithDialer(l.dial))
 		if err != nil {
 			return err
@@ -315,6 +318,7 @@ func (c *campaign) run(v *verdict) error {
 		consumers.Go(func() { c.slot(consuming, runGroup, n, (*member).receive) })
 	}
 	consumers.Go(func() { c.observe(consuming) })
+	sends.Go(func() { c.cut(sending, lines) })
 
 	faults := c.o.faults
 	if faults == nil {
@@ -419,19 +423,29 @@ func (c *campaign) stop() error {
 	return nil
 }
 
-// work waits until so many more messages were stored.
-func (c *campaign) work(n int) error {
+// patient calls done about every millisecond until it is true, and returns false when seen, which it looks at too, has not
+// changed for most. That is counted in calls: a machine that stood still has not shown that nothing comes.
+func patient(most time.Duration, seen *atomic.Int64, done func() bool) bool {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	seen := c.acknowledged.Load()
-	want := seen + int64(n)
-	for since := time.Now(); seen < want; <-tick.C {
-		if now := c.acknowledged.Load(); now != seen {
-			seen, since = now, time.Now()
+	was, idle := seen.Load(), time.Duration(0)
+	for !done() {
+		if now := seen.Load(); now != was {
+			was, idle = now, 0
 		}
-		if time.Since(since) > storeMost {
-			return fmt.Errorf("%w: nothing was stored for %v", errRefused, storeMost)
+		if idle += time.Millisecond; idle > most {
+			return false
 		}
+		<-tick.C
+	}
+	return true
+}
+
+// work waits until so many more messages were stored.
+func (c *campaign) work(n int) error {
+	want := c.acknowledged.Load() + int64(n)
+	if !patient(storeMost, &c.acknowledged, func() bool { return c.acknowledged.Load() >= want }) {
+		return fmt.Errorf("%w: nothing was stored for %v", errRefused, storeMost)
 	}
 	return nil
 }
@@ -440,8 +454,15 @@ func (c *campaign) work(n int) error {
 func (c *campaign) cycle(f fault) error {
 	e := check.Event{Op: check.OpRestart, Proc: "broker", Reason: f.String(), Call: now()}
 	switch f {
+	case diskFull:
+		return c.fill()
 	case stopped:
-		if err := c.stop(); err != nil {
+		if c.intn(3) == 0 {
+			c.disk.arm(plan{fate: losePower, skip: c.intn(20), after: c.intn(2) == 0, percent: c.intn(2) * c.intn(100)})
+		}
+		err := c.stop()
+		c.disk.disarm()
+		if err != nil && c.disk.lost() == nil {
 			return err
 		}
 	case syncFailed:
@@ -533,6 +554,17 @@ func (c *campaign) failSync() error {
 	return nil
 }
 
+// fill lets the disk be full for a while. Sends fail, reads and acks may; nobody has to do anything for it to be over.
+func (c *campaign) fill() error {
+	want := c.full.Load() + 1 + int64(c.intn(20))
+	c.disk.fs.SetLimit(c.disk.fs.Used() + int64(c.intn(64<<10)))
+	for late := time.Now().Add(500 * time.Millisecond); c.full.Load() < want && time.Now().Before(late); {
+		pause(context.Background(), 5*time.Millisecond)
+	}
+	c.disk.fs.SetLimit(0)
+	return nil
+}
+
 // observe looks where the groups stand, as an administrator sees it, until ctx ends.
 func (c *campaign) observe(ctx context.Context) {
 	for ctx.Err() == nil {
@@ -555,17 +587,20 @@ func (c *campaign) observe(ctx context.Context) {
 	}
 }
 
+// cut breaks the producers' connections now and then, until ctx ends.
+func (c *campaign) cut(ctx context.Context, lines []*line) {
+	for ctx.Err() == nil {
+		pause(ctx, time.Duration(50+c.intn(200))*time.Millisecond)
+		lines[c.intn(len(lines))].cut()
+	}
+}
+
 // drain waits until both groups have everything. It returns false when nothing has come for long and they have not.
 func (c *campaign) drain(ctx context.Context) bool {
-	seen, since, drained := int64(-1), time.Now(), false
-	for !drained && time.Since(since) < stuckAfter {
-		if n := c.received.Load(); n != seen {
-			seen, since = n, time.Now()
-		}
+	drained := patient(stuckAfter, &c.received, func() bool {
 		lags, err := c.admin.GroupLag(ctx, topicName, "")
-		drained = err == nil && !slices.ContainsFunc(lags, func(l client.PartitionLag) bool { return l.Lag > 0 })
-		pause(ctx, 5*time.Millisecond)
-	}
+		return err == nil && !slices.ContainsFunc(lags, func(l client.PartitionLag) bool { return l.Lag > 0 })
+	})
 	for _, g := range []string{fetchGroup, runGroup} {
 		c.event(check.Event{Op: check.OpDrain, Topic: topicName, Group: g, Call: now()})
 	}
@@ -598,8 +633,9 @@ func (c *campaign) audit(ctx context.Context) error {
 			if len(ds) == 0 {
 				continue
 			}
+			came := time.Now()
 			for _, d := range ds {
-				m.received(d, 0)
+				m.received(d, came)
 				c.event(check.Event{
 					Op: check.OpScan, Proc: auditGroup, Topic: topicName, Partition: l.Partition, Index: d.Index, ID: d.ID, Key: d.OrderKey, Seq: seqOf(d.Headers),
 					Hash: hash(d.Body), Call: at,

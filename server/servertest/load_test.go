@@ -98,6 +98,9 @@ func (p *producer) note(e check.Event, r client.Receipt, err error) check.Result
 	if err != nil {
 		e.Reason = err.Error()
 	}
+	if errors.Is(err, client.ErrDiskFull) {
+		p.c.full.Add(1)
+	}
 	p.c.event(e)
 	return e.Result
 }
@@ -173,7 +176,8 @@ func (c *campaign) excused(err error) bool {
 		return true // of a fetch too, which has no outcome
 	}
 	for _, known := range []error{
-		client.ErrDisconnected, client.ErrStopping, client.ErrTimeout, client.ErrBusy, client.ErrBroken, context.DeadlineExceeded, context.Canceled,
+		client.ErrDisconnected, client.ErrStopping, client.ErrTimeout, client.ErrBusy, client.ErrBroken, client.ErrDiskFull, context.DeadlineExceeded,
+		context.Canceled,
 	} {
 		if errors.Is(err, known) {
 			return true
@@ -194,7 +198,8 @@ type member struct {
 
 	mu struct {
 		sync.Mutex
-		dead bool
+		dead    bool
+		blinked time.Time // when it lost its connections
 	}
 }
 
@@ -262,6 +267,19 @@ func (m *member) die() {
 	close(m.gone)
 }
 
+// blink loses the member's connections. It does not know what becomes of its leases.
+func (m *member) blink() {
+	m.mu.Lock()
+	m.mu.blinked = time.Now()
+	m.lostConnections()
+	m.mu.Unlock()
+	m.line.cut()
+}
+
+func (m *member) lostConnections() {
+	m.c.event(check.Event{Op: check.OpDie, Proc: m.proc, Reason: "lost its connections", Call: now()})
+}
+
 func (m *member) isDead() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -275,19 +293,26 @@ func (m *member) draw(n int) bool {
 	return !m.c.calm.Load() && m.rng.IntN(n) == 0
 }
 
-// received notes a delivery, before anything is done with it; false if the member is dead. ended is when its lease ends, not
-// later than at the broker.
-func (m *member) received(d *client.Delivery, ended int64) bool {
+// answerSlack is how long a lease may be on its way from the broker. Histories rest on it: a lease is not noted as longer than
+// it is.
+const answerSlack = ackTimeout * 2 / 5
+
+// received notes a delivery, before anything is done with it; false if the member is dead. came is when its lease came.
+func (m *member) received(d *client.Delivery, came time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.mu.dead {
 		return false
 	}
+	granted := came.Add(-answerSlack) // at the broker, or later
 	m.c.received.Add(1)
 	m.c.event(check.Event{
 		Op: check.OpRecv, Proc: m.proc, Topic: topicName, Group: d.Group, Partition: *d.Partition, Key: d.OrderKey, ID: d.ID, Seq: seqOf(d.Headers),
-		Index: d.Index, Epoch: d.Epoch, Lease: d.Lease, Member: d.Member, Hash: hash(d.Body), Call: now(), Deadline: ended,
+		Index: d.Index, Epoch: d.Epoch, Lease: d.Lease, Member: d.Member, Hash: hash(d.Body), Call: now(), Deadline: granted.Add(ackTimeout).UnixNano(),
 	})
+	if m.mu.blinked.After(granted) {
+		m.lostConnections() // those by which this lease came
+	}
 	return true
 }
 
@@ -296,14 +321,9 @@ func (m *member) about(op check.Op, d *client.Delivery, to uint64) check.Event {
 	return check.Event{Op: op, Proc: m.proc, Topic: topicName, Group: d.Group, Partition: *d.Partition, Index: d.Index, To: to, Lease: d.Lease, Member: d.Member, Call: now()}
 }
 
-// answerSlack is how long a lease may be on its way from the broker. It is what histories rest on that leases are not noted
-// as longer than they are.
-const answerSlack = ackTimeout * 2 / 5
-
 // fetch consumes by Fetch and Ack, until ctx ends or it dies.
 func (m *member) fetch(ctx context.Context) {
 	for ctx.Err() == nil && !m.isDead() {
-		asked := now()
 		ds, err := m.consumer.Fetch(ctx, 1+m.rng.IntN(m.most()), client.Wait(pollWait))
 		if err != nil {
 			if ctx.Err() == nil && !m.c.excused(err) {
@@ -313,29 +333,29 @@ func (m *member) fetch(ctx context.Context) {
 			continue
 		}
 		if len(ds) > 0 {
-			ended := min(asked, now()-int64(answerSlack)) + int64(ackTimeout)
-			m.received(ds[0], ended)
-			m.handle(ctx, ds, ended)
+			came := time.Now()
+			m.received(ds[0], came)
+			m.handle(ctx, ds, came)
 		}
 	}
 }
 
 // handle does with a lease what consumers do, good and bad.
-func (m *member) handle(ctx context.Context, ds []*client.Delivery, ended int64) {
+func (m *member) handle(ctx context.Context, ds []*client.Delivery, came time.Time) {
 	some := 1 + m.rng.IntN(len(ds))
 	switch {
 	case m.draw(30): // dies over it
-		m.receivedAll(ds[1:some], ended)
+		m.receivedAll(ds[1:some], came)
 		m.die()
 	case m.draw(80): // is slower than its lease
-		m.receivedAll(ds[1:some], ended)
+		m.receivedAll(ds[1:some], came)
 		pause(ctx, ackTimeout*5/4)
 		m.ack(ds[:some])
 	case m.draw(25): // gives it all back
-		m.receivedAll(ds[1:some], ended)
+		m.receivedAll(ds[1:some], came)
 		m.release(ds)
 	case len(ds) <= 20 && m.draw(2): // one by one, as the handlers end, and some not at all
-		m.receivedAll(ds[1:], ended)
+		m.receivedAll(ds[1:], came)
 		var back []*client.Delivery
 		for _, i := range m.rng.Perm(len(ds)) {
 			if m.draw(8) {
@@ -349,17 +369,21 @@ func (m *member) handle(ctx context.Context, ds []*client.Delivery, ended int64)
 		}
 		m.release(back)
 	default:
-		m.receivedAll(ds[1:], ended)
-		if m.draw(20) { // takes its time, but not too much
+		m.receivedAll(ds[1:], came)
+		switch {
+		case m.draw(20): // takes its time, but not too much
 			pause(ctx, ackTimeout/4)
+		case m.draw(20):
+			m.blink()
+			pause(ctx, time.Duration(m.rng.IntN(100))*time.Millisecond)
 		}
 		m.ack(ds)
 	}
 }
 
-func (m *member) receivedAll(ds []*client.Delivery, ended int64) {
+func (m *member) receivedAll(ds []*client.Delivery, came time.Time) {
 	for _, d := range ds {
-		m.received(d, ended)
+		m.received(d, came)
 	}
 }
 
@@ -412,7 +436,7 @@ func (m *member) receive(ctx context.Context) {
 	}()
 	err := m.consumer.Run(ctx, func(_ context.Context, d *client.Delivery) error {
 		const told = ackTimeout - min(ackTimeout/20, time.Second) // how long the SDK says that a lease lasts
-		if !m.received(d, d.Deadline.Add(ackTimeout-told-answerSlack).UnixNano()) {
+		if !m.received(d, d.Deadline.Add(-told)) {
 			return errNotNow
 		}
 		switch {
@@ -424,6 +448,8 @@ func (m *member) receive(ctx context.Context) {
 			return errNotNow
 		case m.draw(50):
 			pause(ctx, 5*time.Millisecond)
+		case m.draw(200):
+			m.blink()
 		}
 		m.c.event(m.about(check.OpAck, d, d.Index+1)) // how it ends is the SDK's own
 		return nil

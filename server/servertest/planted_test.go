@@ -47,6 +47,9 @@ func TestPlanted(t *testing.T) {
 			others := map[string]int{}
 			for n := range plantedRunsMax {
 				p.o.seed, p.o.cycles = seed+uint64(n), plantedCycles
+				if p.o.faults == nil {
+					p.o.faults = []fault{powerLost, powerTorn, killed, syncFailed, stopped} // a full disk takes its time
+				}
 				v := runCampaign(t, p.o)
 				found := v.found()
 				if slices.Contains(found, p.by) {
