@@ -60,6 +60,7 @@ func TestPreparerRests(t *testing.T) {
 		if err := s.send(100); !errors.Is(err, ErrUnknown) {
 			t.Fatal(err)
 		}
+		synctest.Wait() // a spare that was being written then is ended
 		fs.SetBefore(nil)
 		fs.TakeOps()
 		time.Sleep(10 * time.Second)
