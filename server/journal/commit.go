@@ -278,7 +278,7 @@ func writeSync(f vfs.File, b []byte, off int64) error {
 		if err := writeAt(f, b, off); err != nil {
 			return err
 		}
-		if planted.Bug("journal: small commit not synced") && off > 0 && len(b) < 512 {
+		if planted.Bug("journal: small commit not synced") && off > 0 && len(b) < 400 {
 			return nil
 		}
 		err := f.SyncData()

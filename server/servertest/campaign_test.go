@@ -105,7 +105,8 @@ type options struct {
 	// faults are what happens, each as often as the others; nil: all.
 	faults []fault
 	// work is how many messages are stored in a cycle besides the usual 30 to 330, so that little is explained by a restart.
-	work int
+	work         int
+	segmentBytes int64 // of the journal; 0: 64 to 256 KiB
 	// noCheckpoints: but for those of brokers that stop in order.
 	noCheckpoints bool
 }
@@ -120,7 +121,7 @@ type running struct {
 // verdict is what a campaign found.
 type verdict struct {
 	report   *check.Report
-	refused  error    // a broker did not start on its own disk
+	refused  error    // a broker did not start on its own disk, or stores nothing any more
 	stuck    bool     // a group did not get to the end
 	problems []string // other things that no client may see
 	summary  string
@@ -146,7 +147,7 @@ func (v *verdict) String() string {
 	var b strings.Builder
 	b.WriteString(v.summary + "\n")
 	if v.refused != nil {
-		fmt.Fprintf(&b, "the broker refused its folder: %v\n", v.refused)
+		fmt.Fprintf(&b, "given up: %v\n", v.refused)
 	}
 	if v.stuck {
 		b.WriteString("a group did not get to the end\n")
@@ -162,7 +163,7 @@ func (v *verdict) String() string {
 	return b.String()
 }
 
-// errRefused wraps why a broker, or the engine, did not open a disk.
+// errRefused wraps why a broker, or the engine, did not open a disk, or why it is of no use to go on with it.
 var errRefused = errors.New("refused")
 
 // runCampaign runs a campaign and judges it. It fails the test only for what is the test's own fault.
@@ -175,6 +176,9 @@ func runCampaign(t testing.TB, o options) *verdict {
 	b.Data = "/data"
 	b.Wire.Listen, b.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	b.Journal.SegmentBytesMax = int64(64<<10) << c.intn(3)
+	if o.segmentBytes > 0 {
+		b.Journal.SegmentBytesMax = o.segmentBytes
+	}
 	b.Store.CheckpointEvery, b.Store.CheckpointBytes = 100*time.Millisecond, 64<<10
 	if c.intn(3) == 0 || o.noCheckpoints {
 		b.Store.CheckpointEvery, b.Store.CheckpointBytes = time.Hour, 1<<30
@@ -424,16 +428,19 @@ func (c *campaign) stop() error {
 }
 
 // patient calls done about every millisecond until it is true, and returns false when seen, which it looks at too, has not
-// changed for most. That is counted in calls: a machine that stood still has not shown that nothing comes.
+// changed for most. What passes between two calls counts for little more than that: a machine that stood still has not shown
+// that nothing comes.
 func patient(most time.Duration, seen *atomic.Int64, done func() bool) bool {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	was, idle := seen.Load(), time.Duration(0)
+	was, idle, last := seen.Load(), time.Duration(0), time.Now()
 	for !done() {
 		if now := seen.Load(); now != was {
 			was, idle = now, 0
 		}
-		if idle += time.Millisecond; idle > most {
+		idle += min(time.Since(last), 20*time.Millisecond)
+		last = time.Now()
+		if idle > most {
 			return false
 		}
 		<-tick.C
@@ -441,13 +448,23 @@ func patient(most time.Duration, seen *atomic.Int64, done func() bool) bool {
 	return true
 }
 
-// work waits until so many more messages were stored.
+// work waits until so many more messages were stored. After a problem there is nothing to wait for.
 func (c *campaign) work(n int) error {
 	want := c.acknowledged.Load() + int64(n)
-	if !patient(storeMost, &c.acknowledged, func() bool { return c.acknowledged.Load() >= want }) {
+	done := func() bool { return c.acknowledged.Load() >= want || c.troubled() }
+	if !patient(storeMost, &c.acknowledged, done) {
 		return fmt.Errorf("%w: nothing was stored for %v", errRefused, storeMost)
 	}
+	if c.troubled() {
+		return fmt.Errorf("%w: a client met with an error", errRefused)
+	}
 	return nil
+}
+
+func (c *campaign) troubled() bool {
+	c.problems.Lock()
+	defer c.problems.Unlock()
+	return len(c.problems.list) > 0
 }
 
 // cycle lets a fault happen and the broker come back.

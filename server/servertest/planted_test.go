@@ -17,7 +17,7 @@ var plantedBugs = []struct {
 	bug, by string
 	o       options
 }{
-	{"journal: small commit not synced", "C1", options{faults: []fault{powerLost}, noCheckpoints: true}},
+	{"journal: small commit not synced", "C1", options{faults: []fault{powerLost}, noCheckpoints: true, segmentBytes: 1 << 20}},
 	{"journal: directory not synced", "C1", options{faults: []fault{powerLost}, noCheckpoints: true}},
 	{"journal: failed sync said to be no write", "C2", options{faults: []fault{syncFailed, powerTorn}}},
 	{"journal: checksum ignored", "C2", options{faults: []fault{powerTorn}}},
