@@ -257,13 +257,17 @@ func startConsumers(ctx context.Context, c *client.Client, o benchOptions, start
 				return nil
 			})
 			if err != nil && ctx.Err() == nil {
-				g.mu.Lock()
-				g.mu.errs = append(g.mu.errs, err)
-				g.mu.Unlock()
+				g.fail(err)
 			}
 		})
 	}
 	return g, nil
+}
+
+func (g *consumers) fail(err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.mu.errs = append(g.mu.errs, err)
 }
 
 func (g *consumers) err() error {

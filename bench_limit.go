@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os/signal"
 	"slices"
@@ -192,8 +193,11 @@ func (s *limitServer) records(from journal.Position) (header, body []byte, err e
 	next, count := from, 0
 	for count < limitPullMessages {
 		rec, err := r.Next()
-		if err != nil {
+		if err == io.EOF {
 			break // the synced end
+		}
+		if err != nil {
+			return nil, nil, err
 		}
 		next = rec.Position + journal.Position(journal.RecordBytes(len(rec.Payload)))
 		if rec.Kind == journal.KindMessages {
@@ -234,10 +238,11 @@ func benchLimit(ctx context.Context, o benchOptions) (benchResult, error) {
 	payload := make([]byte, o.batch*o.size)
 	m := &meter{pid: server.cmd.Process.Pid, syncs: func() (int64, error) { return limitSyncs(ctx, conns[0]) }}
 	var consumed func() int64
+	following := &consumers{cancel: func() {}}
 	if o.consume {
-		stop, count := limitConsumers(ctx, server.address, o.consumers)
-		defer stop()
-		consumed = count
+		following = followLimit(ctx, server.address, o.consumers)
+		defer following.stop()
+		consumed = following.count.Load
 	}
 	m.consumed = consumed
 	r, err := load{workers: o.producers, warmUp: o.warmUp, duration: o.duration, progress: o.progress}.run(ctx, func(i int) call {
@@ -247,7 +252,7 @@ func benchLimit(ctx context.Context, o benchOptions) (benchResult, error) {
 			return o.batch, err
 		}
 	}, m.mark)
-	if err != nil {
+	if err = errors.Join(err, following.stop()); err != nil {
 		return benchResult{}, err
 	}
 	use, err := m.use()
@@ -290,44 +295,52 @@ func limitSyncs(ctx context.Context, c *wire.Conn) (int64, error) {
 	return int64(binary.LittleEndian.Uint64(f.Header)), nil
 }
 
-// limitConsumers starts one connection that follows the journal, as one group does, up to n acks in flight. Each pulled
+// followLimit starts one connection that follows the journal, as one group does, with up to n acks in flight. Each pulled
 // batch is acked by a small append.
-func limitConsumers(ctx context.Context, address string, n int) (stop func(), consumed func() int64) {
-	ctx, cancel := context.WithCancel(ctx)
-	var mu sync.Mutex
-	var count int64
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		conns, closeConns, err := dialLimit(address, 1)
-		if err != nil {
-			return
-		}
-		defer closeConns()
-		c := conns[0]
-		var position uint64
-		acks := make(chan struct{}, n) // acks on their way, at most one a consumer
-		for ctx.Err() == nil {
-			f, err := c.Call(ctx, limitPull, binary.LittleEndian.AppendUint64(nil, position), nil)
-			if err != nil || len(f.Header) != 16 {
-				return
-			}
-			position = binary.LittleEndian.Uint64(f.Header)
-			got := int64(binary.LittleEndian.Uint64(f.Header[8:]))
-			select {
-			case acks <- struct{}{}:
-			case <-ctx.Done():
-				return
-			}
-			wg.Go(func() {
-				defer func() { <-acks }()
-				if _, err := c.Call(ctx, limitAck, nil, f.Header); err != nil {
-					return
-				}
-				mu.Lock()
-				count += got
-				mu.Unlock()
-			})
+func followLimit(ctx context.Context, address string, n int) *consumers {
+	g := &consumers{}
+	ctx, g.cancel = context.WithCancel(ctx)
+	g.wg.Go(func() {
+		if err := g.follow(ctx, address, n); err != nil && ctx.Err() == nil {
+			g.fail(err)
 		}
 	})
-	return func() { cancel(); wg.Wait() }, func() int64 { mu.Lock(); defer mu.Unlock(); return count }
+	return g
+}
+
+func (g *consumers) follow(ctx context.Context, address string, n int) error {
+	conns, closeConns, err := dialLimit(address, 1)
+	if err != nil {
+		return err
+	}
+	defer closeConns()
+	c := conns[0]
+	var position uint64
+	acks := make(chan struct{}, n) // acks on their way
+	for {
+		f, err := c.Call(ctx, limitPull, binary.LittleEndian.AppendUint64(nil, position), nil)
+		if err != nil {
+			return fmt.Errorf("pull from position %d: %w", position, err)
+		}
+		if len(f.Header) != 16 {
+			return fmt.Errorf("pull from position %d: the answer's header is %d bytes, not 16", position, len(f.Header))
+		}
+		position = binary.LittleEndian.Uint64(f.Header)
+		got := int64(binary.LittleEndian.Uint64(f.Header[8:]))
+		select {
+		case acks <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		g.wg.Go(func() {
+			defer func() { <-acks }()
+			if _, err := c.Call(ctx, limitAck, nil, f.Header); err != nil {
+				if ctx.Err() == nil {
+					g.fail(fmt.Errorf("ack: %w", err))
+				}
+				return
+			}
+			g.count.Add(got)
+		})
+	}
 }

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"net"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -48,5 +50,22 @@ func TestBenchFlags(t *testing.T) {
 		if err := o.validate(); err == nil || !strings.Contains(err.Error(), flag) {
 			t.Errorf("%s spoilt: got %v", flag, err)
 		}
+	}
+}
+
+// TestFollowLimitFails shows that a consumer of the limit program that cannot go on fails the run: it must not look like a
+// slow one.
+func TestFollowLimitFails(t *testing.T) {
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone.Close()
+	g := followLimit(t.Context(), gone.Addr().String(), 1)
+	for g.err() == nil && t.Context().Err() == nil {
+		runtime.Gosched()
+	}
+	if err := g.stop(); err == nil || !strings.Contains(err.Error(), "connect to the limit server") {
+		t.Errorf("got %v", err)
 	}
 }
