@@ -6,11 +6,11 @@
 #   make check    what must be green before a commit: build, format, vet, staticcheck, generated code, tests with -race
 #   make bench    disk, limit and broker, interleaved, as one table
 #   make demo     send an order log while the broker is killed: make demo ORDERS=FILE
-#   make fuzz     every fuzz target for FUZZTIME
+#   make fuzz     every fuzz target for FUZZ inputs
 #   make build | generate | fmt | deps
 
 GO        ?= go
-FUZZTIME  ?= 60s
+FUZZ      ?= 500000x
 ORDERS    ?=
 VERSION   := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 LDFLAGS   := -s -w -X main.version=$(VERSION)
@@ -45,7 +45,7 @@ check:
 test: deps check
 	JMQ_TEST_REQUIRE=all $(GO) test -count=1 -timeout 20m ./...
 	$(GO) test -count=1 -run Planted -tags planted ./...
-	scripts/fuzz.sh 5s
+	scripts/fuzz.sh 20000x
 	$(MAKE) build .bin/demo
 	.bin/demo -jmq ./jmq -small
 	$(GO) run ./scripts/bench -smoke
@@ -57,7 +57,7 @@ demo: build .bin/demo
 	@exec .bin/demo -jmq ./jmq -orders '$(ORDERS)'
 
 fuzz:
-	scripts/fuzz.sh $(FUZZTIME)
+	scripts/fuzz.sh $(FUZZ)
 
 deps:
 	scripts/deps.sh
