@@ -317,9 +317,29 @@ func (c *Cluster) Route(ctx context.Context, r *wire.RouteRequest) (*wire.RouteR
 	return called(new(wire.RouteResponse), func(out *wire.RouteResponse) error { return c.one(ctx, wire.CommandRoute, r, out) })
 }
 
+// Extend implements wire.Broker.
+func (c *Cluster) Extend(ctx context.Context, r *wire.ExtendRequest) (*wire.ExtendResponse, error) {
+	return called(new(wire.ExtendResponse), func(out *wire.ExtendResponse) error { return c.one(ctx, wire.CommandExtend, r, out) })
+}
+
 // CreateTopic implements wire.Admin.
 func (c *Cluster) CreateTopic(ctx context.Context, r *wire.CreateTopicRequest) (*wire.CreateTopicResponse, error) {
 	return called(new(wire.CreateTopicResponse), func(out *wire.CreateTopicResponse) error { return c.one(ctx, wire.CommandCreateTopic, r, out) })
+}
+
+// AlterTopic implements wire.Admin.
+func (c *Cluster) AlterTopic(ctx context.Context, r *wire.AlterTopicRequest) (*wire.AlterTopicResponse, error) {
+	return called(new(wire.AlterTopicResponse), func(out *wire.AlterTopicResponse) error { return c.one(ctx, wire.CommandAlterTopic, r, out) })
+}
+
+// DeleteTopic implements wire.Admin.
+func (c *Cluster) DeleteTopic(ctx context.Context, r *wire.DeleteTopicRequest) (*wire.DeleteTopicResponse, error) {
+	return called(new(wire.DeleteTopicResponse), func(out *wire.DeleteTopicResponse) error { return c.one(ctx, wire.CommandDeleteTopic, r, out) })
+}
+
+// DescribeTopic implements wire.Admin.
+func (c *Cluster) DescribeTopic(ctx context.Context, r *wire.DescribeTopicRequest) (*wire.DescribeTopicResponse, error) {
+	return called(new(wire.DescribeTopicResponse), func(out *wire.DescribeTopicResponse) error { return c.one(ctx, wire.CommandDescribeTopic, r, out) })
 }
 
 // ListTopics implements wire.Admin.
@@ -330,6 +350,36 @@ func (c *Cluster) ListTopics(ctx context.Context, r *wire.ListTopicsRequest) (*w
 // GroupLag implements wire.Admin.
 func (c *Cluster) GroupLag(ctx context.Context, r *wire.GroupLagRequest) (*wire.GroupLagResponse, error) {
 	return called(new(wire.GroupLagResponse), func(out *wire.GroupLagResponse) error { return c.one(ctx, wire.CommandGroupLag, r, out) })
+}
+
+// ListGroups implements wire.Admin.
+func (c *Cluster) ListGroups(ctx context.Context, r *wire.ListGroupsRequest) (*wire.ListGroupsResponse, error) {
+	return called(new(wire.ListGroupsResponse), func(out *wire.ListGroupsResponse) error { return c.one(ctx, wire.CommandListGroups, r, out) })
+}
+
+// SeekGroup implements wire.Admin.
+func (c *Cluster) SeekGroup(ctx context.Context, r *wire.SeekGroupRequest) (*wire.SeekGroupResponse, error) {
+	return called(new(wire.SeekGroupResponse), func(out *wire.SeekGroupResponse) error { return c.one(ctx, wire.CommandSeekGroup, r, out) })
+}
+
+// AlterGroup implements wire.Admin.
+func (c *Cluster) AlterGroup(ctx context.Context, r *wire.AlterGroupRequest) (*wire.AlterGroupResponse, error) {
+	return called(new(wire.AlterGroupResponse), func(out *wire.AlterGroupResponse) error { return c.one(ctx, wire.CommandAlterGroup, r, out) })
+}
+
+// RemoveGroup implements wire.Admin.
+func (c *Cluster) RemoveGroup(ctx context.Context, r *wire.RemoveGroupRequest) (*wire.RemoveGroupResponse, error) {
+	return called(new(wire.RemoveGroupResponse), func(out *wire.RemoveGroupResponse) error { return c.one(ctx, wire.CommandRemoveGroup, r, out) })
+}
+
+// Peek implements wire.Admin.
+func (c *Cluster) Peek(ctx context.Context, r *wire.PeekRequest) (*wire.PeekResponse, error) {
+	return called(new(wire.PeekResponse), func(out *wire.PeekResponse) error { return c.one(ctx, wire.CommandPeek, r, out) })
+}
+
+// StoreUsage implements wire.Admin.
+func (c *Cluster) StoreUsage(ctx context.Context, r *wire.StoreUsageRequest) (*wire.StoreUsageResponse, error) {
+	return called(new(wire.StoreUsageResponse), func(out *wire.StoreUsageResponse) error { return c.one(ctx, wire.CommandStoreUsage, r, out) })
 }
 
 func called[M any](out M, call func(M) error) (M, error) {

@@ -15,6 +15,8 @@ import (
 // fakeBroker is a broker in memory with the rules that a client can see: dense indexes per partition, one lease per group
 // and partition, long polls. What a test wants to go wrong it does in the hooks.
 type fakeBroker struct {
+	wire.Admin // what no test calls
+
 	leaseTime time.Duration
 
 	mu struct {
@@ -508,4 +510,8 @@ func start(t testing.TB, b *fakeBroker, tcp bool, opts ...Option) (*Client, *fak
 		s.close()
 	})
 	return c, s
+}
+
+func (b *fakeBroker) Extend(context.Context, *wire.ExtendRequest) (*wire.ExtendResponse, error) {
+	return nil, wire.Errorf(wire.CodeUnknownCommand, "extend")
 }

@@ -24,6 +24,8 @@ type Broker interface {
 	// Subscribe makes sure that the group exists on the topic. It must come before the first Fetch; it may be repeated.
 	Subscribe(ctx context.Context, r *SubscribeRequest) (*SubscribeResponse, error)
 	Route(ctx context.Context, r *RouteRequest) (*RouteResponse, error)
+	// Extend makes leases last longer.
+	Extend(ctx context.Context, r *ExtendRequest) (*ExtendResponse, error)
 }
 
 // Admin is what operators may ask of a broker.
@@ -32,7 +34,19 @@ type Admin interface {
 	// shape again is ok.
 	CreateTopic(ctx context.Context, r *CreateTopicRequest) (*CreateTopicResponse, error)
 	ListTopics(ctx context.Context, r *ListTopicsRequest) (*ListTopicsResponse, error)
+	// AlterTopic, DeleteTopic, SeekGroup, AlterGroup and RemoveGroup are answered when what they did is committed.
+	AlterTopic(ctx context.Context, r *AlterTopicRequest) (*AlterTopicResponse, error)
+	DeleteTopic(ctx context.Context, r *DeleteTopicRequest) (*DeleteTopicResponse, error)
+	DescribeTopic(ctx context.Context, r *DescribeTopicRequest) (*DescribeTopicResponse, error)
 	GroupLag(ctx context.Context, r *GroupLagRequest) (*GroupLagResponse, error)
+	ListGroups(ctx context.Context, r *ListGroupsRequest) (*ListGroupsResponse, error)
+	SeekGroup(ctx context.Context, r *SeekGroupRequest) (*SeekGroupResponse, error)
+	AlterGroup(ctx context.Context, r *AlterGroupRequest) (*AlterGroupResponse, error)
+	RemoveGroup(ctx context.Context, r *RemoveGroupRequest) (*RemoveGroupResponse, error)
+	// Peek reads stored messages without a group: nothing is leased, nothing moves.
+	Peek(ctx context.Context, r *PeekRequest) (*PeekResponse, error)
+	// StoreUsage says what lies on the disks and why it is still there.
+	StoreUsage(ctx context.Context, r *StoreUsageRequest) (*StoreUsageResponse, error)
 }
 
 // Peer is who is at the other end of a session.
@@ -96,9 +110,11 @@ type FetchResponse struct {
 	Lease     uint64 // 0: nothing came
 	Partition uint16
 	From, To  uint64
-	LeaseMs   uint32 // how long the lease lasts from now
-	Epoch     uint64 // of the broker
-	Batches   []byte // the stored batches that hold [From, To), whole and in order
+	LeaseMs   uint32    // how long the lease lasts from now
+	Epoch     uint64    // of the broker
+	Attempt   uint32    // which delivery of these messages it is: 1 and the leases of them that ran out before; 0: 1
+	Gap       GapReason // with Lease 0: messages [From, To) of Partition will never come, the group was moved over them; 0: no gap
+	Batches   []byte    // the stored batches that hold [From, To), whole and in order
 }
 
 // AckRange is how messages [From, To) of a lease ended.

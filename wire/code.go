@@ -45,6 +45,8 @@ const (
 	CodeTimeout      Code = 57 // nothing was done within the time asked for
 	CodeDisconnected Code = 58 // client side only: the connection ended before the request was sent
 	CodeClosed       Code = 59 // client side only: the client was closed
+	CodePaused       Code = 60 // an operator paused the topic
+	CodeMembers      Code = 61 // the group has members
 )
 
 // Retry says what a client does with a code.
@@ -93,6 +95,8 @@ var Traits = map[Code]Trait{
 	CodeTimeout:            {"timeout", RetryElsewhere, true, "raise the timeout, or see why the broker is slow"},
 	CodeDisconnected:       {"disconnected", RetryElsewhere, false, "see whether the broker runs and can be reached"},
 	CodeClosed:             {"closed", RetryNever, false, "dial again"},
+	CodePaused:             {"paused", RetryHere, true, "wait, or end the pause: jmq topic resume NAME"},
+	CodeMembers:            {"group-has-members", RetryNever, true, "stop its consumers first, or force it"},
 }
 
 func (c Code) String() string {

@@ -6,22 +6,34 @@ import "strconv"
 type Command uint16
 
 const (
-	CommandHello       Command = 1  // HelloRequest -> HelloResponse
-	CommandPing        Command = 2  // PingRequest -> PingResponse
-	CommandProduce     Command = 10 // ProduceRequestHeader, batch -> ProduceResponseHeader
-	CommandFetch       Command = 11 // FetchRequestHeader -> FetchResponseHeader, batches
-	CommandAck         Command = 12 // AckRequestHeader -> AckResponseHeader
-	CommandSubscribe   Command = 13 // SubscribeRequest -> SubscribeResponse
-	CommandRoute       Command = 14 // RouteRequest -> RouteResponse
-	CommandCreateTopic Command = 30 // CreateTopicRequest -> CreateTopicResponse
-	CommandListTopics  Command = 31 // ListTopicsRequest -> ListTopicsResponse
-	CommandGroupLag    Command = 32 // GroupLagRequest -> GroupLagResponse
+	CommandHello         Command = 1  // HelloRequest -> HelloResponse
+	CommandPing          Command = 2  // PingRequest -> PingResponse
+	CommandProduce       Command = 10 // ProduceRequestHeader, batch -> ProduceResponseHeader
+	CommandFetch         Command = 11 // FetchRequestHeader -> FetchResponseHeader, batches
+	CommandAck           Command = 12 // AckRequestHeader -> AckResponseHeader
+	CommandSubscribe     Command = 13 // SubscribeRequest -> SubscribeResponse
+	CommandRoute         Command = 14 // RouteRequest -> RouteResponse
+	CommandCreateTopic   Command = 30 // CreateTopicRequest -> CreateTopicResponse
+	CommandListTopics    Command = 31 // ListTopicsRequest -> ListTopicsResponse
+	CommandGroupLag      Command = 32 // GroupLagRequest -> GroupLagResponse
+	CommandExtend        Command = 15 // ExtendRequest -> ExtendResponse
+	CommandAlterTopic    Command = 33 // AlterTopicRequest -> AlterTopicResponse
+	CommandDeleteTopic   Command = 34 // DeleteTopicRequest -> DeleteTopicResponse
+	CommandDescribeTopic Command = 35 // DescribeTopicRequest -> DescribeTopicResponse
+	CommandListGroups    Command = 36 // ListGroupsRequest -> ListGroupsResponse
+	CommandSeekGroup     Command = 37 // SeekGroupRequest -> SeekGroupResponse
+	CommandAlterGroup    Command = 38 // AlterGroupRequest -> AlterGroupResponse
+	CommandRemoveGroup   Command = 39 // RemoveGroupRequest -> RemoveGroupResponse
+	CommandPeek          Command = 40 // PeekRequest -> PeekResponse
+	CommandStoreUsage    Command = 41 // StoreUsageRequest -> StoreUsageResponse
 )
 
 var commandNames = map[Command]string{
 	CommandHello: "hello", CommandPing: "ping", CommandProduce: "produce", CommandFetch: "fetch", CommandAck: "ack",
 	CommandSubscribe: "subscribe", CommandRoute: "route", CommandCreateTopic: "create-topic", CommandListTopics: "list-topics",
-	CommandGroupLag: "group-lag",
+	CommandGroupLag: "group-lag", CommandExtend: "extend", CommandAlterTopic: "alter-topic", CommandDeleteTopic: "delete-topic",
+	CommandDescribeTopic: "describe-topic", CommandListGroups: "list-groups", CommandSeekGroup: "seek-group",
+	CommandAlterGroup: "alter-group", CommandRemoveGroup: "remove-group", CommandPeek: "peek", CommandStoreUsage: "store-usage",
 }
 
 func (c Command) String() string {
@@ -50,3 +62,34 @@ const (
 	StartEnd       uint32 = 0
 	StartBeginning uint32 = 1
 )
+
+// SeekTo says where a group is moved to. 0 is nowhere.
+type SeekTo uint32
+
+const (
+	SeekStart SeekTo = 1 // the first message kept
+	SeekEnd   SeekTo = 2 // behind the last
+	SeekTime  SeekTo = 3
+	SeekIndex SeekTo = 4
+	SeekShift SeekTo = 5
+)
+
+// GapReason says why messages will never come. 0 is no gap.
+type GapReason uint32
+
+const (
+	GapDamaged GapReason = 1 // the disk damaged them
+	GapTrimmed GapReason = 2 // retention removed them before the group consumed them
+)
+
+func (r GapReason) String() string {
+	switch r {
+	case 0:
+		return "none"
+	case GapDamaged:
+		return "damaged"
+	case GapTrimmed:
+		return "trimmed"
+	}
+	return "gap-" + strconv.Itoa(int(r))
+}

@@ -549,51 +549,19 @@ func (s *Session) run(c *call, f Frame) error {
 		}
 		s.h.broker.Ack(s.ctx, &c.ack, c.ackReply)
 		return nil
-	case CommandSubscribe:
-		r := new(SubscribeRequest)
-		return s.startCold(c, f, r, func() error { return firstError(CheckTopic(r.Topic), CheckGroup(r.Group)) },
-			func(ctx context.Context) (proto.Message, error) { return s.h.broker.Subscribe(ctx, r) })
-	case CommandRoute:
-		r := new(RouteRequest)
-		return s.startCold(c, f, r, func() error { return CheckTopic(r.Topic) },
-			func(ctx context.Context) (proto.Message, error) { return s.h.broker.Route(ctx, r) })
-	case CommandCreateTopic:
-		r := new(CreateTopicRequest)
-		return s.startCold(c, f, r, func() error { return CheckTopic(r.Topic) },
-			func(ctx context.Context) (proto.Message, error) { return s.h.admin.CreateTopic(ctx, r) })
-	case CommandListTopics:
-		r := new(ListTopicsRequest)
-		return s.startCold(c, f, r, func() error { return nil },
-			func(ctx context.Context) (proto.Message, error) { return s.h.admin.ListTopics(ctx, r) })
-	case CommandGroupLag:
-		r := new(GroupLagRequest)
-		return s.startCold(c, f, r, func() error {
-			if r.Group == "" {
-				return CheckTopic(r.Topic)
-			}
-			return firstError(CheckTopic(r.Topic), CheckGroup(r.Group))
-		}, func(ctx context.Context) (proto.Message, error) { return s.h.admin.GroupLag(ctx, r) })
 	case CommandHello:
 		return Errorf(CodeInvalid, "hello was said already")
+	}
+	if row, ok := coldCommands[f.Command]; ok {
+		return s.startCold(c, f, row)
 	}
 	return Errorf(CodeUnknownCommand, "%v", f.Command)
 }
 
-func firstError(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// startCold reads the header into r, judges it, and has run called on one of the session's goroutines.
-func (s *Session) startCold(c *call, f Frame, r proto.Message, check func() error, run func(context.Context) (proto.Message, error)) error {
-	if err := proto.Unmarshal(f.Header, r); err != nil {
-		return errHeader
-	}
-	if err := check(); err != nil {
+// startCold reads and judges a request, and has it run on one of the session's goroutines.
+func (s *Session) startCold(c *call, f Frame, row coldCommand) error {
+	run, err := row(s.h, f.Header)
+	if err != nil {
 		return err
 	}
 	s.mu.Lock()

@@ -285,7 +285,9 @@ func AppendFetchResponse(b []byte, r *FetchResponse) []byte {
 	b = appendUint(b, 3, r.From)
 	b = appendUint(b, 4, r.To)
 	b = appendUint(b, 5, uint64(r.LeaseMs))
-	return appendUint(b, 6, r.Epoch)
+	b = appendUint(b, 6, r.Epoch)
+	b = appendUint(b, 7, uint64(r.Attempt))
+	return appendUint(b, 8, uint64(r.Gap))
 }
 
 // ParseFetchResponse reads a header into r, all but r.Batches.
@@ -311,6 +313,10 @@ func ParseFetchResponse(r *FetchResponse, header []byte) error {
 			r.LeaseMs = uint32(v)
 		case 6<<3 | varField:
 			r.Epoch = v
+		case 7<<3 | varField:
+			r.Attempt = uint32(v)
+		case 8<<3 | varField:
+			r.Gap = GapReason(v)
 		}
 	}
 	var err error

@@ -105,12 +105,12 @@ var headerCases = []headerCase{
 			var r FetchResponse
 			err := ParseFetchResponse(&r, b)
 			return func(b []byte) []byte { return AppendFetchResponse(b, &r) },
-				&FetchResponseHeader{Lease: r.Lease, Partition: uint32(r.Partition), From: r.From, To: r.To, LeaseMs: r.LeaseMs, Epoch: r.Epoch}, err
+				&FetchResponseHeader{Lease: r.Lease, Partition: uint32(r.Partition), From: r.From, To: r.To, LeaseMs: r.LeaseMs, Epoch: r.Epoch, Attempt: r.Attempt, Gap: uint32(r.Gap)}, err
 		},
 		func() proto.Message { return new(FetchResponseHeader) },
 		func(m proto.Message) bool { return m.(*FetchResponseHeader).Partition >= PartitionsMax },
 		func(r *rand.Rand) proto.Message {
-			return &FetchResponseHeader{Lease: randomUint(r), Partition: uint32(r.IntN(PartitionsMax)), From: randomUint(r), To: randomUint(r), LeaseMs: uint32(randomUint(r)), Epoch: randomUint(r)}
+			return &FetchResponseHeader{Lease: randomUint(r), Partition: uint32(r.IntN(PartitionsMax)), From: randomUint(r), To: randomUint(r), LeaseMs: uint32(randomUint(r)), Epoch: randomUint(r), Attempt: uint32(randomUint(r)), Gap: uint32(randomUint(r))}
 		},
 	},
 	{

@@ -601,13 +601,16 @@ func (x *FetchRequestHeader) GetLeave() bool {
 // A fetch answers with one lease, or none (lease 0) when the wait ended. The payload is the stored batches that hold
 // [from, to), whole and in order; messages outside the range, or consumed already by the group (skip), are not the lease's.
 type FetchResponseHeader struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`
-	Partition     uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
-	From          uint64                 `protobuf:"varint,3,opt,name=from,proto3" json:"from,omitempty"`
-	To            uint64                 `protobuf:"varint,4,opt,name=to,proto3" json:"to,omitempty"`
-	LeaseMs       uint32                 `protobuf:"varint,5,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"` // how long the lease lasts from now
-	Epoch         uint64                 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Lease     uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	Partition uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	From      uint64                 `protobuf:"varint,3,opt,name=from,proto3" json:"from,omitempty"`
+	To        uint64                 `protobuf:"varint,4,opt,name=to,proto3" json:"to,omitempty"`
+	LeaseMs   uint32                 `protobuf:"varint,5,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"` // how long the lease lasts from now
+	Epoch     uint64                 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Attempt   uint32                 `protobuf:"varint,7,opt,name=attempt,proto3" json:"attempt,omitempty"` // which delivery of these messages it is: 1 and the leases of them that ran out before; 0: 1
+	// With lease 0: messages [from, to) of partition will never come. 0: no gap; else why: wire.GapReason.
+	Gap           uint32 `protobuf:"varint,8,opt,name=gap,proto3" json:"gap,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -680,6 +683,20 @@ func (x *FetchResponseHeader) GetLeaseMs() uint32 {
 func (x *FetchResponseHeader) GetEpoch() uint64 {
 	if x != nil {
 		return x.Epoch
+	}
+	return 0
+}
+
+func (x *FetchResponseHeader) GetAttempt() uint32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *FetchResponseHeader) GetGap() uint32 {
+	if x != nil {
+		return x.Gap
 	}
 	return 0
 }
@@ -878,7 +895,8 @@ type SubscribeRequest struct {
 	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
 	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
 	Member        uint32                 `protobuf:"varint,3,opt,name=member,proto3" json:"member,omitempty"`
-	Start         uint32                 `protobuf:"varint,4,opt,name=start,proto3" json:"start,omitempty"` // where a new group starts: 0 at the end, 1 at the beginning
+	Start         uint32                 `protobuf:"varint,4,opt,name=start,proto3" json:"start,omitempty"`  // where a new group starts: 0 at the end, 1 at the beginning
+	Policy        *GroupPolicy           `protobuf:"bytes,5,opt,name=policy,proto3" json:"policy,omitempty"` // absent: as it is; of a new group the default
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -941,11 +959,19 @@ func (x *SubscribeRequest) GetStart() uint32 {
 	return 0
 }
 
+func (x *SubscribeRequest) GetPolicy() *GroupPolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
 type SubscribeResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Partitions    uint32                 `protobuf:"varint,1,opt,name=partitions,proto3" json:"partitions,omitempty"`
 	LeaseMs       uint32                 `protobuf:"varint,2,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
 	Created       bool                   `protobuf:"varint,3,opt,name=created,proto3" json:"created,omitempty"` // the group is new
+	Policy        *GroupPolicy           `protobuf:"bytes,4,opt,name=policy,proto3" json:"policy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1001,6 +1027,250 @@ func (x *SubscribeResponse) GetCreated() bool {
 	return false
 }
 
+func (x *SubscribeResponse) GetPolicy() *GroupPolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+// How a topic is given to a group.
+type GroupPolicy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// false: one lease a partition at a time, which keeps its order. true: up to window messages of a partition in flight, at most
+	// half of them with one member.
+	Parallel      bool   `protobuf:"varint,1,opt,name=parallel,proto3" json:"parallel,omitempty"`
+	Window        uint32 `protobuf:"varint,2,opt,name=window,proto3" json:"window,omitempty"` // with parallel; 0: 2000
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupPolicy) Reset() {
+	*x = GroupPolicy{}
+	mi := &file_jmq_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupPolicy) ProtoMessage() {}
+
+func (x *GroupPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupPolicy.ProtoReflect.Descriptor instead.
+func (*GroupPolicy) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *GroupPolicy) GetParallel() bool {
+	if x != nil {
+		return x.Parallel
+	}
+	return false
+}
+
+func (x *GroupPolicy) GetWindow() uint32 {
+	if x != nil {
+		return x.Window
+	}
+	return 0
+}
+
+// Extend makes leases last longer: until extend_ms from now, never shorter than before.
+type ExtendRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	Member        uint32                 `protobuf:"varint,3,opt,name=member,proto3" json:"member,omitempty"`                     // who holds them
+	Leases        []*LeaseName           `protobuf:"bytes,4,rep,name=leases,proto3" json:"leases,omitempty"`                      // at most 1,000
+	ExtendMs      uint32                 `protobuf:"varint,5,opt,name=extend_ms,json=extendMs,proto3" json:"extend_ms,omitempty"` // 0: the ack timeout; at most 12 h
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExtendRequest) Reset() {
+	*x = ExtendRequest{}
+	mi := &file_jmq_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExtendRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExtendRequest) ProtoMessage() {}
+
+func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExtendRequest.ProtoReflect.Descriptor instead.
+func (*ExtendRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ExtendRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *ExtendRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *ExtendRequest) GetMember() uint32 {
+	if x != nil {
+		return x.Member
+	}
+	return 0
+}
+
+func (x *ExtendRequest) GetLeases() []*LeaseName {
+	if x != nil {
+		return x.Leases
+	}
+	return nil
+}
+
+func (x *ExtendRequest) GetExtendMs() uint32 {
+	if x != nil {
+		return x.ExtendMs
+	}
+	return 0
+}
+
+type LeaseName struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Partition     uint32                 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	Lease         uint64                 `protobuf:"varint,2,opt,name=lease,proto3" json:"lease,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaseName) Reset() {
+	*x = LeaseName{}
+	mi := &file_jmq_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaseName) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaseName) ProtoMessage() {}
+
+func (x *LeaseName) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaseName.ProtoReflect.Descriptor instead.
+func (*LeaseName) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *LeaseName) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *LeaseName) GetLease() uint64 {
+	if x != nil {
+		return x.Lease
+	}
+	return 0
+}
+
+// One code per lease, in order; 0 is ok.
+type ExtendResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Codes         []uint32               `protobuf:"varint,1,rep,packed,name=codes,proto3" json:"codes,omitempty"`
+	LeaseMs       uint32                 `protobuf:"varint,2,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"` // how long those that are ok last from now
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExtendResponse) Reset() {
+	*x = ExtendResponse{}
+	mi := &file_jmq_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExtendResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExtendResponse) ProtoMessage() {}
+
+func (x *ExtendResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExtendResponse.ProtoReflect.Descriptor instead.
+func (*ExtendResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ExtendResponse) GetCodes() []uint32 {
+	if x != nil {
+		return x.Codes
+	}
+	return nil
+}
+
+func (x *ExtendResponse) GetLeaseMs() uint32 {
+	if x != nil {
+		return x.LeaseMs
+	}
+	return 0
+}
+
 type RouteRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
@@ -1010,7 +1280,7 @@ type RouteRequest struct {
 
 func (x *RouteRequest) Reset() {
 	*x = RouteRequest{}
-	mi := &file_jmq_proto_msgTypes[14]
+	mi := &file_jmq_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1022,7 +1292,7 @@ func (x *RouteRequest) String() string {
 func (*RouteRequest) ProtoMessage() {}
 
 func (x *RouteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[14]
+	mi := &file_jmq_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1035,7 +1305,7 @@ func (x *RouteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteRequest.ProtoReflect.Descriptor instead.
 func (*RouteRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{14}
+	return file_jmq_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RouteRequest) GetTopic() string {
@@ -1057,7 +1327,7 @@ type RouteResponse struct {
 
 func (x *RouteResponse) Reset() {
 	*x = RouteResponse{}
-	mi := &file_jmq_proto_msgTypes[15]
+	mi := &file_jmq_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1069,7 +1339,7 @@ func (x *RouteResponse) String() string {
 func (*RouteResponse) ProtoMessage() {}
 
 func (x *RouteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[15]
+	mi := &file_jmq_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1082,7 +1352,7 @@ func (x *RouteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteResponse.ProtoReflect.Descriptor instead.
 func (*RouteResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{15}
+	return file_jmq_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RouteResponse) GetVersion() uint64 {
@@ -1124,7 +1394,7 @@ type PartitionRoute struct {
 
 func (x *PartitionRoute) Reset() {
 	*x = PartitionRoute{}
-	mi := &file_jmq_proto_msgTypes[16]
+	mi := &file_jmq_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1136,7 +1406,7 @@ func (x *PartitionRoute) String() string {
 func (*PartitionRoute) ProtoMessage() {}
 
 func (x *PartitionRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[16]
+	mi := &file_jmq_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1149,7 +1419,7 @@ func (x *PartitionRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionRoute.ProtoReflect.Descriptor instead.
 func (*PartitionRoute) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{16}
+	return file_jmq_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PartitionRoute) GetPartition() uint32 {
@@ -1177,13 +1447,14 @@ type CreateTopicRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
 	Partitions    uint32                 `protobuf:"varint,2,opt,name=partitions,proto3" json:"partitions,omitempty"`
+	Settings      *TopicSettings         `protobuf:"bytes,3,opt,name=settings,proto3" json:"settings,omitempty"` // absent: the defaults
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateTopicRequest) Reset() {
 	*x = CreateTopicRequest{}
-	mi := &file_jmq_proto_msgTypes[17]
+	mi := &file_jmq_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1195,7 +1466,7 @@ func (x *CreateTopicRequest) String() string {
 func (*CreateTopicRequest) ProtoMessage() {}
 
 func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[17]
+	mi := &file_jmq_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1208,7 +1479,7 @@ func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicRequest.ProtoReflect.Descriptor instead.
 func (*CreateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{17}
+	return file_jmq_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CreateTopicRequest) GetTopic() string {
@@ -1225,6 +1496,13 @@ func (x *CreateTopicRequest) GetPartitions() uint32 {
 	return 0
 }
 
+func (x *CreateTopicRequest) GetSettings() *TopicSettings {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
 type CreateTopicResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Topic         *Topic                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
@@ -1234,7 +1512,7 @@ type CreateTopicResponse struct {
 
 func (x *CreateTopicResponse) Reset() {
 	*x = CreateTopicResponse{}
-	mi := &file_jmq_proto_msgTypes[18]
+	mi := &file_jmq_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1246,7 +1524,7 @@ func (x *CreateTopicResponse) String() string {
 func (*CreateTopicResponse) ProtoMessage() {}
 
 func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[18]
+	mi := &file_jmq_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1259,7 +1537,7 @@ func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicResponse.ProtoReflect.Descriptor instead.
 func (*CreateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{18}
+	return file_jmq_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CreateTopicResponse) GetTopic() *Topic {
@@ -1276,13 +1554,14 @@ type Topic struct {
 	Incarnation   uint32                 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	Partitions    uint32                 `protobuf:"varint,4,opt,name=partitions,proto3" json:"partitions,omitempty"`
 	CreatedNs     int64                  `protobuf:"varint,5,opt,name=created_ns,json=createdNs,proto3" json:"created_ns,omitempty"`
+	Settings      *TopicSettings         `protobuf:"bytes,6,opt,name=settings,proto3" json:"settings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_jmq_proto_msgTypes[19]
+	mi := &file_jmq_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1294,7 +1573,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[19]
+	mi := &file_jmq_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1307,7 +1586,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{19}
+	return file_jmq_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Topic) GetName() string {
@@ -1345,6 +1624,300 @@ func (x *Topic) GetCreatedNs() int64 {
 	return 0
 }
 
+func (x *Topic) GetSettings() *TopicSettings {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
+// What can be changed of a topic. In an alteration absent fields stay as they are.
+type TopicSettings struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	RetentionMs    *int64                 `protobuf:"varint,1,opt,name=retention_ms,json=retentionMs,proto3,oneof" json:"retention_ms,omitempty"`          // messages older than that may go; 0: the broker's default; -1: never by age
+	RetentionBytes *int64                 `protobuf:"varint,2,opt,name=retention_bytes,json=retentionBytes,proto3,oneof" json:"retention_bytes,omitempty"` // what all partitions may hold together; 0: the broker's default; -1: no limit
+	// true: by age and size a message goes even if a group has not consumed it yet.
+	DiscardUnconsumed *bool `protobuf:"varint,3,opt,name=discard_unconsumed,json=discardUnconsumed,proto3,oneof" json:"discard_unconsumed,omitempty"`
+	PauseProduce      *bool `protobuf:"varint,4,opt,name=pause_produce,json=pauseProduce,proto3,oneof" json:"pause_produce,omitempty"` // sends are refused: paused
+	PauseConsume      *bool `protobuf:"varint,5,opt,name=pause_consume,json=pauseConsume,proto3,oneof" json:"pause_consume,omitempty"` // fetches get nothing
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *TopicSettings) Reset() {
+	*x = TopicSettings{}
+	mi := &file_jmq_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopicSettings) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopicSettings) ProtoMessage() {}
+
+func (x *TopicSettings) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopicSettings.ProtoReflect.Descriptor instead.
+func (*TopicSettings) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *TopicSettings) GetRetentionMs() int64 {
+	if x != nil && x.RetentionMs != nil {
+		return *x.RetentionMs
+	}
+	return 0
+}
+
+func (x *TopicSettings) GetRetentionBytes() int64 {
+	if x != nil && x.RetentionBytes != nil {
+		return *x.RetentionBytes
+	}
+	return 0
+}
+
+func (x *TopicSettings) GetDiscardUnconsumed() bool {
+	if x != nil && x.DiscardUnconsumed != nil {
+		return *x.DiscardUnconsumed
+	}
+	return false
+}
+
+func (x *TopicSettings) GetPauseProduce() bool {
+	if x != nil && x.PauseProduce != nil {
+		return *x.PauseProduce
+	}
+	return false
+}
+
+func (x *TopicSettings) GetPauseConsume() bool {
+	if x != nil && x.PauseConsume != nil {
+		return *x.PauseConsume
+	}
+	return false
+}
+
+type AlterTopicRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Partitions    *uint32                `protobuf:"varint,2,opt,name=partitions,proto3,oneof" json:"partitions,omitempty"` // more than there are
+	Settings      *TopicSettings         `protobuf:"bytes,3,opt,name=settings,proto3" json:"settings,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AlterTopicRequest) Reset() {
+	*x = AlterTopicRequest{}
+	mi := &file_jmq_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AlterTopicRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AlterTopicRequest) ProtoMessage() {}
+
+func (x *AlterTopicRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AlterTopicRequest.ProtoReflect.Descriptor instead.
+func (*AlterTopicRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *AlterTopicRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *AlterTopicRequest) GetPartitions() uint32 {
+	if x != nil && x.Partitions != nil {
+		return *x.Partitions
+	}
+	return 0
+}
+
+func (x *AlterTopicRequest) GetSettings() *TopicSettings {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
+func (x *AlterTopicRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type AlterTopicResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         *Topic                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AlterTopicResponse) Reset() {
+	*x = AlterTopicResponse{}
+	mi := &file_jmq_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AlterTopicResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AlterTopicResponse) ProtoMessage() {}
+
+func (x *AlterTopicResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AlterTopicResponse.ProtoReflect.Descriptor instead.
+func (*AlterTopicResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *AlterTopicResponse) GetTopic() *Topic {
+	if x != nil {
+		return x.Topic
+	}
+	return nil
+}
+
+// All its messages and its groups' offsets are gone with it. A topic made later under its name is another one.
+type DeleteTopicRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTopicRequest) Reset() {
+	*x = DeleteTopicRequest{}
+	mi := &file_jmq_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTopicRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTopicRequest) ProtoMessage() {}
+
+func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
+func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *DeleteTopicRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *DeleteTopicRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type DeleteTopicResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         *Topic                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTopicResponse) Reset() {
+	*x = DeleteTopicResponse{}
+	mi := &file_jmq_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTopicResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTopicResponse) ProtoMessage() {}
+
+func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
+func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *DeleteTopicResponse) GetTopic() *Topic {
+	if x != nil {
+		return x.Topic
+	}
+	return nil
+}
+
 type ListTopicsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1353,7 +1926,7 @@ type ListTopicsRequest struct {
 
 func (x *ListTopicsRequest) Reset() {
 	*x = ListTopicsRequest{}
-	mi := &file_jmq_proto_msgTypes[20]
+	mi := &file_jmq_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1365,7 +1938,7 @@ func (x *ListTopicsRequest) String() string {
 func (*ListTopicsRequest) ProtoMessage() {}
 
 func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[20]
+	mi := &file_jmq_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1378,7 +1951,7 @@ func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsRequest.ProtoReflect.Descriptor instead.
 func (*ListTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{20}
+	return file_jmq_proto_rawDescGZIP(), []int{29}
 }
 
 type ListTopicsResponse struct {
@@ -1390,7 +1963,7 @@ type ListTopicsResponse struct {
 
 func (x *ListTopicsResponse) Reset() {
 	*x = ListTopicsResponse{}
-	mi := &file_jmq_proto_msgTypes[21]
+	mi := &file_jmq_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1402,7 +1975,7 @@ func (x *ListTopicsResponse) String() string {
 func (*ListTopicsResponse) ProtoMessage() {}
 
 func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[21]
+	mi := &file_jmq_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1415,7 +1988,7 @@ func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsResponse.ProtoReflect.Descriptor instead.
 func (*ListTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{21}
+	return file_jmq_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListTopicsResponse) GetTopics() []*Topic {
@@ -1423,6 +1996,202 @@ func (x *ListTopicsResponse) GetTopics() []*Topic {
 		return x.Topics
 	}
 	return nil
+}
+
+type DescribeTopicRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeTopicRequest) Reset() {
+	*x = DescribeTopicRequest{}
+	mi := &file_jmq_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeTopicRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeTopicRequest) ProtoMessage() {}
+
+func (x *DescribeTopicRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeTopicRequest.ProtoReflect.Descriptor instead.
+func (*DescribeTopicRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *DescribeTopicRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+type DescribeTopicResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         *Topic                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Partitions    []*TopicPartition      `protobuf:"bytes,2,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	Groups        []string               `protobuf:"bytes,3,rep,name=groups,proto3" json:"groups,omitempty"`
+	Effective     *TopicSettings         `protobuf:"bytes,4,opt,name=effective,proto3" json:"effective,omitempty"` // with the broker's defaults put in
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeTopicResponse) Reset() {
+	*x = DescribeTopicResponse{}
+	mi := &file_jmq_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeTopicResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeTopicResponse) ProtoMessage() {}
+
+func (x *DescribeTopicResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeTopicResponse.ProtoReflect.Descriptor instead.
+func (*DescribeTopicResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *DescribeTopicResponse) GetTopic() *Topic {
+	if x != nil {
+		return x.Topic
+	}
+	return nil
+}
+
+func (x *DescribeTopicResponse) GetPartitions() []*TopicPartition {
+	if x != nil {
+		return x.Partitions
+	}
+	return nil
+}
+
+func (x *DescribeTopicResponse) GetGroups() []string {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *DescribeTopicResponse) GetEffective() *TopicSettings {
+	if x != nil {
+		return x.Effective
+	}
+	return nil
+}
+
+type TopicPartition struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Partition     uint32                 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	First         uint64                 `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`                       // first index kept
+	End           uint64                 `protobuf:"varint,3,opt,name=end,proto3" json:"end,omitempty"`                           // index after the last one committed
+	Bytes         uint64                 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`                       // of stored batches, about
+	OldestNs      int64                  `protobuf:"varint,5,opt,name=oldest_ns,json=oldestNs,proto3" json:"oldest_ns,omitempty"` // stored time of the first message; 0: none
+	NewestNs      int64                  `protobuf:"varint,6,opt,name=newest_ns,json=newestNs,proto3" json:"newest_ns,omitempty"` // stored time of the last message; 0: none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopicPartition) Reset() {
+	*x = TopicPartition{}
+	mi := &file_jmq_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopicPartition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopicPartition) ProtoMessage() {}
+
+func (x *TopicPartition) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopicPartition.ProtoReflect.Descriptor instead.
+func (*TopicPartition) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *TopicPartition) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *TopicPartition) GetFirst() uint64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *TopicPartition) GetEnd() uint64 {
+	if x != nil {
+		return x.End
+	}
+	return 0
+}
+
+func (x *TopicPartition) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *TopicPartition) GetOldestNs() int64 {
+	if x != nil {
+		return x.OldestNs
+	}
+	return 0
+}
+
+func (x *TopicPartition) GetNewestNs() int64 {
+	if x != nil {
+		return x.NewestNs
+	}
+	return 0
 }
 
 type GroupLagRequest struct {
@@ -1435,7 +2204,7 @@ type GroupLagRequest struct {
 
 func (x *GroupLagRequest) Reset() {
 	*x = GroupLagRequest{}
-	mi := &file_jmq_proto_msgTypes[22]
+	mi := &file_jmq_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1447,7 +2216,7 @@ func (x *GroupLagRequest) String() string {
 func (*GroupLagRequest) ProtoMessage() {}
 
 func (x *GroupLagRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[22]
+	mi := &file_jmq_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1460,7 +2229,7 @@ func (x *GroupLagRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupLagRequest.ProtoReflect.Descriptor instead.
 func (*GroupLagRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{22}
+	return file_jmq_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GroupLagRequest) GetTopic() string {
@@ -1486,7 +2255,7 @@ type GroupLagResponse struct {
 
 func (x *GroupLagResponse) Reset() {
 	*x = GroupLagResponse{}
-	mi := &file_jmq_proto_msgTypes[23]
+	mi := &file_jmq_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1498,7 +2267,7 @@ func (x *GroupLagResponse) String() string {
 func (*GroupLagResponse) ProtoMessage() {}
 
 func (x *GroupLagResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[23]
+	mi := &file_jmq_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1511,7 +2280,7 @@ func (x *GroupLagResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupLagResponse.ProtoReflect.Descriptor instead.
 func (*GroupLagResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{23}
+	return file_jmq_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GroupLagResponse) GetPartitions() []*GroupPartition {
@@ -1531,15 +2300,19 @@ type GroupPartition struct {
 	Consumed      uint64                 `protobuf:"varint,6,opt,name=consumed,proto3" json:"consumed,omitempty"`                    // messages consumed at or above the ack offset
 	Lag           uint64                 `protobuf:"varint,7,opt,name=lag,proto3" json:"lag,omitempty"`                              // end - ack_offset - consumed
 	Leased        uint64                 `protobuf:"varint,8,opt,name=leased,proto3" json:"leased,omitempty"`                        // messages leased now
-	Member        string                 `protobuf:"bytes,9,opt,name=member,proto3" json:"member,omitempty"`                         // who holds the lease, empty: nobody
+	Member        string                 `protobuf:"bytes,9,opt,name=member,proto3" json:"member,omitempty"`                         // who holds the lease, or with several leases one of them; empty: nobody
 	Generation    uint32                 `protobuf:"varint,10,opt,name=generation,proto3" json:"generation,omitempty"`
+	Leases        uint32                 `protobuf:"varint,11,opt,name=leases,proto3" json:"leases,omitempty"`
+	Expired       uint64                 `protobuf:"varint,12,opt,name=expired,proto3" json:"expired,omitempty"`                            // messages of which a lease ran out, and that have not ended
+	AttemptsMax   uint32                 `protobuf:"varint,13,opt,name=attempts_max,json=attemptsMax,proto3" json:"attempts_max,omitempty"` // the most leases that ran out of one message that has not ended
+	OldestNs      int64                  `protobuf:"varint,14,opt,name=oldest_ns,json=oldestNs,proto3" json:"oldest_ns,omitempty"`          // stored time of the first message that has not ended; 0: none, or it cannot be read
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GroupPartition) Reset() {
 	*x = GroupPartition{}
-	mi := &file_jmq_proto_msgTypes[24]
+	mi := &file_jmq_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1551,7 +2324,7 @@ func (x *GroupPartition) String() string {
 func (*GroupPartition) ProtoMessage() {}
 
 func (x *GroupPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[24]
+	mi := &file_jmq_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1564,7 +2337,7 @@ func (x *GroupPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupPartition.ProtoReflect.Descriptor instead.
 func (*GroupPartition) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{24}
+	return file_jmq_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GroupPartition) GetGroup() string {
@@ -1637,6 +2410,1401 @@ func (x *GroupPartition) GetGeneration() uint32 {
 	return 0
 }
 
+func (x *GroupPartition) GetLeases() uint32 {
+	if x != nil {
+		return x.Leases
+	}
+	return 0
+}
+
+func (x *GroupPartition) GetExpired() uint64 {
+	if x != nil {
+		return x.Expired
+	}
+	return 0
+}
+
+func (x *GroupPartition) GetAttemptsMax() uint32 {
+	if x != nil {
+		return x.AttemptsMax
+	}
+	return 0
+}
+
+func (x *GroupPartition) GetOldestNs() int64 {
+	if x != nil {
+		return x.OldestNs
+	}
+	return 0
+}
+
+// Groups, of one topic or of all.
+type ListGroupsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"` // empty: of all topics
+	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"` // empty: all groups
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListGroupsRequest) Reset() {
+	*x = ListGroupsRequest{}
+	mi := &file_jmq_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListGroupsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListGroupsRequest) ProtoMessage() {}
+
+func (x *ListGroupsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListGroupsRequest.ProtoReflect.Descriptor instead.
+func (*ListGroupsRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ListGroupsRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *ListGroupsRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+type ListGroupsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Groups        []*GroupSummary        `protobuf:"bytes,1,rep,name=groups,proto3" json:"groups,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListGroupsResponse) Reset() {
+	*x = ListGroupsResponse{}
+	mi := &file_jmq_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListGroupsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListGroupsResponse) ProtoMessage() {}
+
+func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListGroupsResponse.ProtoReflect.Descriptor instead.
+func (*ListGroupsResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *ListGroupsResponse) GetGroups() []*GroupSummary {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+type GroupSummary struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	Policy        *GroupPolicy           `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"`
+	Partitions    uint32                 `protobuf:"varint,4,opt,name=partitions,proto3" json:"partitions,omitempty"`
+	Lag           uint64                 `protobuf:"varint,5,opt,name=lag,proto3" json:"lag,omitempty"`
+	Leased        uint64                 `protobuf:"varint,6,opt,name=leased,proto3" json:"leased,omitempty"`
+	Members       uint32                 `protobuf:"varint,7,opt,name=members,proto3" json:"members,omitempty"`                      // that hold a lease or wait for one
+	Waiting       uint32                 `protobuf:"varint,8,opt,name=waiting,proto3" json:"waiting,omitempty"`                      // fetches that wait
+	ActiveNs      int64                  `protobuf:"varint,9,opt,name=active_ns,json=activeNs,proto3" json:"active_ns,omitempty"`    // when it last fetched, acked or was reset, as far as is known
+	Abandoned     bool                   `protobuf:"varint,10,opt,name=abandoned,proto3" json:"abandoned,omitempty"`                 // not active for so long that it holds no message any more
+	LastReset     *GroupReset            `protobuf:"bytes,11,opt,name=last_reset,json=lastReset,proto3" json:"last_reset,omitempty"` // absent: never
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupSummary) Reset() {
+	*x = GroupSummary{}
+	mi := &file_jmq_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupSummary) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupSummary) ProtoMessage() {}
+
+func (x *GroupSummary) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupSummary.ProtoReflect.Descriptor instead.
+func (*GroupSummary) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *GroupSummary) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *GroupSummary) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *GroupSummary) GetPolicy() *GroupPolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+func (x *GroupSummary) GetPartitions() uint32 {
+	if x != nil {
+		return x.Partitions
+	}
+	return 0
+}
+
+func (x *GroupSummary) GetLag() uint64 {
+	if x != nil {
+		return x.Lag
+	}
+	return 0
+}
+
+func (x *GroupSummary) GetLeased() uint64 {
+	if x != nil {
+		return x.Leased
+	}
+	return 0
+}
+
+func (x *GroupSummary) GetMembers() uint32 {
+	if x != nil {
+		return x.Members
+	}
+	return 0
+}
+
+func (x *GroupSummary) GetWaiting() uint32 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *GroupSummary) GetActiveNs() int64 {
+	if x != nil {
+		return x.ActiveNs
+	}
+	return 0
+}
+
+func (x *GroupSummary) GetAbandoned() bool {
+	if x != nil {
+		return x.Abandoned
+	}
+	return false
+}
+
+func (x *GroupSummary) GetLastReset() *GroupReset {
+	if x != nil {
+		return x.LastReset
+	}
+	return nil
+}
+
+type GroupReset struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TimeNs        int64                  `protobuf:"varint,1,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"`
+	Who           string                 `protobuf:"bytes,2,opt,name=who,proto3" json:"who,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupReset) Reset() {
+	*x = GroupReset{}
+	mi := &file_jmq_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupReset) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupReset) ProtoMessage() {}
+
+func (x *GroupReset) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupReset.ProtoReflect.Descriptor instead.
+func (*GroupReset) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *GroupReset) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
+}
+
+func (x *GroupReset) GetWho() string {
+	if x != nil {
+		return x.Who
+	}
+	return ""
+}
+
+func (x *GroupReset) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// Seek moves where a group stands on a topic. What it consumed beyond is forgotten, its leases end, the generation is raised,
+// and the journal keeps who did it and why.
+type SeekGroupRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	To            uint32                 `protobuf:"varint,3,opt,name=to,proto3" json:"to,omitempty"`                        // wire.SeekTo
+	TimeNs        int64                  `protobuf:"varint,4,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"`  // of SeekTime: the first message stored at or after it
+	Index         uint64                 `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"`                  // of SeekIndex
+	Shift         int64                  `protobuf:"varint,6,opt,name=shift,proto3" json:"shift,omitempty"`                  // of SeekShift: so many messages on, or back
+	Partitions    []uint32               `protobuf:"varint,7,rep,packed,name=partitions,proto3" json:"partitions,omitempty"` // empty: all
+	DryRun        bool                   `protobuf:"varint,8,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`  // only say what would be
+	Reason        string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SeekGroupRequest) Reset() {
+	*x = SeekGroupRequest{}
+	mi := &file_jmq_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SeekGroupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SeekGroupRequest) ProtoMessage() {}
+
+func (x *SeekGroupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SeekGroupRequest.ProtoReflect.Descriptor instead.
+func (*SeekGroupRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *SeekGroupRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *SeekGroupRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *SeekGroupRequest) GetTo() uint32 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *SeekGroupRequest) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
+}
+
+func (x *SeekGroupRequest) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *SeekGroupRequest) GetShift() int64 {
+	if x != nil {
+		return x.Shift
+	}
+	return 0
+}
+
+func (x *SeekGroupRequest) GetPartitions() []uint32 {
+	if x != nil {
+		return x.Partitions
+	}
+	return nil
+}
+
+func (x *SeekGroupRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *SeekGroupRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// What is asked for beyond the ends is cut to them: to is where the group stands now.
+type SeekGroupResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Partitions    []*SeekPartition       `protobuf:"bytes,1,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SeekGroupResponse) Reset() {
+	*x = SeekGroupResponse{}
+	mi := &file_jmq_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SeekGroupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SeekGroupResponse) ProtoMessage() {}
+
+func (x *SeekGroupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SeekGroupResponse.ProtoReflect.Descriptor instead.
+func (*SeekGroupResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *SeekGroupResponse) GetPartitions() []*SeekPartition {
+	if x != nil {
+		return x.Partitions
+	}
+	return nil
+}
+
+type SeekPartition struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Partition     uint32                 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	First         uint64                 `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`
+	End           uint64                 `protobuf:"varint,3,opt,name=end,proto3" json:"end,omitempty"`
+	From          uint64                 `protobuf:"varint,4,opt,name=from,proto3" json:"from,omitempty"` // ack offset before
+	To            uint64                 `protobuf:"varint,5,opt,name=to,proto3" json:"to,omitempty"`     // and after
+	LagFrom       uint64                 `protobuf:"varint,6,opt,name=lag_from,json=lagFrom,proto3" json:"lag_from,omitempty"`
+	LagTo         uint64                 `protobuf:"varint,7,opt,name=lag_to,json=lagTo,proto3" json:"lag_to,omitempty"`
+	Generation    uint32                 `protobuf:"varint,8,opt,name=generation,proto3" json:"generation,omitempty"` // after
+	Cut           bool                   `protobuf:"varint,9,opt,name=cut,proto3" json:"cut,omitempty"`               // to is not what was asked for
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SeekPartition) Reset() {
+	*x = SeekPartition{}
+	mi := &file_jmq_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SeekPartition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SeekPartition) ProtoMessage() {}
+
+func (x *SeekPartition) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SeekPartition.ProtoReflect.Descriptor instead.
+func (*SeekPartition) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *SeekPartition) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *SeekPartition) GetFirst() uint64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *SeekPartition) GetEnd() uint64 {
+	if x != nil {
+		return x.End
+	}
+	return 0
+}
+
+func (x *SeekPartition) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *SeekPartition) GetTo() uint64 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *SeekPartition) GetLagFrom() uint64 {
+	if x != nil {
+		return x.LagFrom
+	}
+	return 0
+}
+
+func (x *SeekPartition) GetLagTo() uint64 {
+	if x != nil {
+		return x.LagTo
+	}
+	return 0
+}
+
+func (x *SeekPartition) GetGeneration() uint32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *SeekPartition) GetCut() bool {
+	if x != nil {
+		return x.Cut
+	}
+	return false
+}
+
+type AlterGroupRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	Policy        *GroupPolicy           `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AlterGroupRequest) Reset() {
+	*x = AlterGroupRequest{}
+	mi := &file_jmq_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AlterGroupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AlterGroupRequest) ProtoMessage() {}
+
+func (x *AlterGroupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AlterGroupRequest.ProtoReflect.Descriptor instead.
+func (*AlterGroupRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *AlterGroupRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *AlterGroupRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *AlterGroupRequest) GetPolicy() *GroupPolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+func (x *AlterGroupRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type AlterGroupResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        *GroupPolicy           `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AlterGroupResponse) Reset() {
+	*x = AlterGroupResponse{}
+	mi := &file_jmq_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AlterGroupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AlterGroupResponse) ProtoMessage() {}
+
+func (x *AlterGroupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AlterGroupResponse.ProtoReflect.Descriptor instead.
+func (*AlterGroupResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *AlterGroupResponse) GetPolicy() *GroupPolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+// The group is as if it had never been on the topic. Refused while members are there, unless force.
+type RemoveGroupRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	Force         bool                   `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveGroupRequest) Reset() {
+	*x = RemoveGroupRequest{}
+	mi := &file_jmq_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveGroupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveGroupRequest) ProtoMessage() {}
+
+func (x *RemoveGroupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveGroupRequest.ProtoReflect.Descriptor instead.
+func (*RemoveGroupRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *RemoveGroupRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *RemoveGroupRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *RemoveGroupRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *RemoveGroupRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type RemoveGroupResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveGroupResponse) Reset() {
+	*x = RemoveGroupResponse{}
+	mi := &file_jmq_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveGroupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveGroupResponse) ProtoMessage() {}
+
+func (x *RemoveGroupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveGroupResponse.ProtoReflect.Descriptor instead.
+func (*RemoveGroupResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{47}
+}
+
+// Peek reads messages without a group. The payload is the stored batches that hold [from, to).
+type PeekRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Partition     uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	Index         uint64                 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`
+	TimeNs        int64                  `protobuf:"varint,4,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"`                // not 0: from the first message stored at or after it, instead of index
+	MessagesMax   uint32                 `protobuf:"varint,5,opt,name=messages_max,json=messagesMax,proto3" json:"messages_max,omitempty"` // 0: 1; at most 1,000
+	BytesMax      uint32                 `protobuf:"varint,6,opt,name=bytes_max,json=bytesMax,proto3" json:"bytes_max,omitempty"`          // 0: 1 MiB; at least one message is given
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeekRequest) Reset() {
+	*x = PeekRequest{}
+	mi := &file_jmq_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeekRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeekRequest) ProtoMessage() {}
+
+func (x *PeekRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeekRequest.ProtoReflect.Descriptor instead.
+func (*PeekRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *PeekRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *PeekRequest) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *PeekRequest) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *PeekRequest) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
+}
+
+func (x *PeekRequest) GetMessagesMax() uint32 {
+	if x != nil {
+		return x.MessagesMax
+	}
+	return 0
+}
+
+func (x *PeekRequest) GetBytesMax() uint32 {
+	if x != nil {
+		return x.BytesMax
+	}
+	return 0
+}
+
+type PeekResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          uint64                 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`
+	To            uint64                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`
+	First         uint64                 `protobuf:"varint,3,opt,name=first,proto3" json:"first,omitempty"`
+	End           uint64                 `protobuf:"varint,4,opt,name=end,proto3" json:"end,omitempty"`
+	Gap           uint32                 `protobuf:"varint,5,opt,name=gap,proto3" json:"gap,omitempty"` // not 0: messages [from, to) cannot be read any more: wire.GapReason
+	Batches       []byte                 `protobuf:"bytes,6,opt,name=batches,proto3" json:"batches,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeekResponse) Reset() {
+	*x = PeekResponse{}
+	mi := &file_jmq_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeekResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeekResponse) ProtoMessage() {}
+
+func (x *PeekResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeekResponse.ProtoReflect.Descriptor instead.
+func (*PeekResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *PeekResponse) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *PeekResponse) GetTo() uint64 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *PeekResponse) GetFirst() uint64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *PeekResponse) GetEnd() uint64 {
+	if x != nil {
+		return x.End
+	}
+	return 0
+}
+
+func (x *PeekResponse) GetGap() uint32 {
+	if x != nil {
+		return x.Gap
+	}
+	return 0
+}
+
+func (x *PeekResponse) GetBatches() []byte {
+	if x != nil {
+		return x.Batches
+	}
+	return nil
+}
+
+// What lies on the disks, and why.
+type StoreUsageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	HoldsMax      uint32                 `protobuf:"varint,1,opt,name=holds_max,json=holdsMax,proto3" json:"holds_max,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoreUsageRequest) Reset() {
+	*x = StoreUsageRequest{}
+	mi := &file_jmq_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoreUsageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoreUsageRequest) ProtoMessage() {}
+
+func (x *StoreUsageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoreUsageRequest.ProtoReflect.Descriptor instead.
+func (*StoreUsageRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *StoreUsageRequest) GetHoldsMax() uint32 {
+	if x != nil {
+		return x.HoldsMax
+	}
+	return 0
+}
+
+type StoreUsageResponse struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Disks           []*DiskUsage           `protobuf:"bytes,1,rep,name=disks,proto3" json:"disks,omitempty"`
+	JournalBytes    uint64                 `protobuf:"varint,2,opt,name=journal_bytes,json=journalBytes,proto3" json:"journal_bytes,omitempty"` // segments, spares, the reserve
+	IndexBytes      uint64                 `protobuf:"varint,3,opt,name=index_bytes,json=indexBytes,proto3" json:"index_bytes,omitempty"`
+	CheckpointBytes uint64                 `protobuf:"varint,4,opt,name=checkpoint_bytes,json=checkpointBytes,proto3" json:"checkpoint_bytes,omitempty"`
+	DamagedBytes    uint64                 `protobuf:"varint,5,opt,name=damaged_bytes,json=damagedBytes,proto3" json:"damaged_bytes,omitempty"` // set aside
+	Segments        uint32                 `protobuf:"varint,6,opt,name=segments,proto3" json:"segments,omitempty"`
+	Begin           uint64                 `protobuf:"varint,7,opt,name=begin,proto3" json:"begin,omitempty"` // position of the first byte kept
+	End             uint64                 `protobuf:"varint,8,opt,name=end,proto3" json:"end,omitempty"`
+	OldestNs        int64                  `protobuf:"varint,9,opt,name=oldest_ns,json=oldestNs,proto3" json:"oldest_ns,omitempty"`              // when the oldest segment was begun
+	LimitBytes      uint64                 `protobuf:"varint,10,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"`       // broker.store.bytesMax; 0: none
+	LimitedBytes    uint64                 `protobuf:"varint,11,opt,name=limited_bytes,json=limitedBytes,proto3" json:"limited_bytes,omitempty"` // what counts towards it
+	State           string                 `protobuf:"bytes,12,opt,name=state,proto3" json:"state,omitempty"`                                    // ok, warn, early-delete, refusing
+	Why             string                 `protobuf:"bytes,13,opt,name=why,proto3" json:"why,omitempty"`                                        // a sentence: what would have to happen for the oldest segment to go
+	Holds           []*StoreHold           `protobuf:"bytes,14,rep,name=holds,proto3" json:"holds,omitempty"`                                    // what keeps the oldest segments, the largest first
+	Holes           []*StoreHole           `protobuf:"bytes,15,rep,name=holes,proto3" json:"holes,omitempty"`                                    // ranges that were damaged
+	Retention       string                 `protobuf:"bytes,16,opt,name=retention,proto3" json:"retention,omitempty"`                            // empty: as configured; else why nothing goes by age at the moment
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *StoreUsageResponse) Reset() {
+	*x = StoreUsageResponse{}
+	mi := &file_jmq_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoreUsageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoreUsageResponse) ProtoMessage() {}
+
+func (x *StoreUsageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoreUsageResponse.ProtoReflect.Descriptor instead.
+func (*StoreUsageResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *StoreUsageResponse) GetDisks() []*DiskUsage {
+	if x != nil {
+		return x.Disks
+	}
+	return nil
+}
+
+func (x *StoreUsageResponse) GetJournalBytes() uint64 {
+	if x != nil {
+		return x.JournalBytes
+	}
+	return 0
+}
+
+func (x *StoreUsageResponse) GetIndexBytes() uint64 {
+	if x != nil {
+		return x.IndexBytes
+	}
+	return 0
+}
+
+func (x *StoreUsageResponse) GetCheckpointBytes() uint64 {
+	if x != nil {
+		return x.CheckpointBytes
+	}
+	return 0
+}
+
+func (x *StoreUsageResponse) GetDamagedBytes() uint64 {
+	if x != nil {
+		return x.DamagedBytes
+	}
+	return 0
+}
+
+func (x *StoreUsageResponse) GetSegments() uint32 {
+	if x != nil {
+		return x.Segments
+	}
+	return 0
+}
+
+func (x *StoreUsageResponse) GetBegin() uint64 {
+	if x != nil {
+		return x.Begin
+	}
+	return 0
+}
+
+func (x *StoreUsageResponse) GetEnd() uint64 {
+	if x != nil {
+		return x.End
+	}
+	return 0
+}
+
+func (x *StoreUsageResponse) GetOldestNs() int64 {
+	if x != nil {
+		return x.OldestNs
+	}
+	return 0
+}
+
+func (x *StoreUsageResponse) GetLimitBytes() uint64 {
+	if x != nil {
+		return x.LimitBytes
+	}
+	return 0
+}
+
+func (x *StoreUsageResponse) GetLimitedBytes() uint64 {
+	if x != nil {
+		return x.LimitedBytes
+	}
+	return 0
+}
+
+func (x *StoreUsageResponse) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *StoreUsageResponse) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *StoreUsageResponse) GetHolds() []*StoreHold {
+	if x != nil {
+		return x.Holds
+	}
+	return nil
+}
+
+func (x *StoreUsageResponse) GetHoles() []*StoreHole {
+	if x != nil {
+		return x.Holes
+	}
+	return nil
+}
+
+func (x *StoreUsageResponse) GetRetention() string {
+	if x != nil {
+		return x.Retention
+	}
+	return ""
+}
+
+type DiskUsage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	What          string                 `protobuf:"bytes,1,opt,name=what,proto3" json:"what,omitempty"` // journal, index
+	Folder        string                 `protobuf:"bytes,2,opt,name=folder,proto3" json:"folder,omitempty"`
+	Total         uint64                 `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"` // 0: cannot be read
+	Free          uint64                 `protobuf:"varint,4,opt,name=free,proto3" json:"free,omitempty"`
+	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"` // why it cannot be read
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiskUsage) Reset() {
+	*x = DiskUsage{}
+	mi := &file_jmq_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiskUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiskUsage) ProtoMessage() {}
+
+func (x *DiskUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiskUsage.ProtoReflect.Descriptor instead.
+func (*DiskUsage) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *DiskUsage) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *DiskUsage) GetFolder() string {
+	if x != nil {
+		return x.Folder
+	}
+	return ""
+}
+
+func (x *DiskUsage) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *DiskUsage) GetFree() uint64 {
+	if x != nil {
+		return x.Free
+	}
+	return 0
+}
+
+func (x *DiskUsage) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+type StoreHold struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Partition     uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	Group         string                 `protobuf:"bytes,3,opt,name=group,proto3" json:"group,omitempty"`                     // that has not consumed it; empty: retention keeps it
+	First         uint64                 `protobuf:"varint,4,opt,name=first,proto3" json:"first,omitempty"`                    // index
+	Bytes         uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`                    // of journal that could go if this hold did not exist, about
+	SinceNs       int64                  `protobuf:"varint,6,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"` // stored time of its first message
+	Why           string                 `protobuf:"bytes,7,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoreHold) Reset() {
+	*x = StoreHold{}
+	mi := &file_jmq_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoreHold) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoreHold) ProtoMessage() {}
+
+func (x *StoreHold) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoreHold.ProtoReflect.Descriptor instead.
+func (*StoreHold) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *StoreHold) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *StoreHold) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *StoreHold) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *StoreHold) GetFirst() uint64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *StoreHold) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *StoreHold) GetSinceNs() int64 {
+	if x != nil {
+		return x.SinceNs
+	}
+	return 0
+}
+
+func (x *StoreHold) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+type StoreHole struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          uint64                 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"` // position
+	To            uint64                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`
+	Messages      uint64                 `protobuf:"varint,3,opt,name=messages,proto3" json:"messages,omitempty"` // that were in it, as far as is known
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoreHole) Reset() {
+	*x = StoreHole{}
+	mi := &file_jmq_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoreHole) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoreHole) ProtoMessage() {}
+
+func (x *StoreHole) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoreHole.ProtoReflect.Descriptor instead.
+func (*StoreHole) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *StoreHole) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *StoreHole) GetTo() uint64 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *StoreHole) GetMessages() uint64 {
+	if x != nil {
+		return x.Messages
+	}
+	return 0
+}
+
 var File_jmq_proto protoreflect.FileDescriptor
 
 const file_jmq_proto_rawDesc = "" +
@@ -1691,14 +3859,16 @@ const file_jmq_proto_rawDesc = "" +
 	"\x04held\x18\n" +
 	" \x03(\x04R\x04held\x12\x14\n" +
 	"\x05round\x18\v \x01(\x04R\x05round\x12\x14\n" +
-	"\x05leave\x18\f \x01(\bR\x05leave\"\x9e\x01\n" +
+	"\x05leave\x18\f \x01(\bR\x05leave\"\xca\x01\n" +
 	"\x13FetchResponseHeader\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x12\n" +
 	"\x04from\x18\x03 \x01(\x04R\x04from\x12\x0e\n" +
 	"\x02to\x18\x04 \x01(\x04R\x02to\x12\x19\n" +
 	"\blease_ms\x18\x05 \x01(\rR\aleaseMs\x12\x14\n" +
-	"\x05epoch\x18\x06 \x01(\x04R\x05epoch\"{\n" +
+	"\x05epoch\x18\x06 \x01(\x04R\x05epoch\x12\x18\n" +
+	"\aattempt\x18\a \x01(\rR\aattempt\x12\x10\n" +
+	"\x03gap\x18\b \x01(\rR\x03gap\"{\n" +
 	"\aAckItem\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x14\n" +
 	"\x05lease\x18\x02 \x01(\x04R\x05lease\x12\x12\n" +
@@ -1711,18 +3881,35 @@ const file_jmq_proto_rawDesc = "" +
 	"\x06member\x18\x03 \x01(\rR\x06member\x12*\n" +
 	"\x05items\x18\x04 \x03(\v2\x14.jmq.wire.v1.AckItemR\x05items\")\n" +
 	"\x11AckResponseHeader\x12\x14\n" +
-	"\x05codes\x18\x01 \x03(\rR\x05codes\"l\n" +
+	"\x05codes\x18\x01 \x03(\rR\x05codes\"\x9e\x01\n" +
 	"\x10SubscribeRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x16\n" +
 	"\x06member\x18\x03 \x01(\rR\x06member\x12\x14\n" +
-	"\x05start\x18\x04 \x01(\rR\x05start\"h\n" +
+	"\x05start\x18\x04 \x01(\rR\x05start\x120\n" +
+	"\x06policy\x18\x05 \x01(\v2\x18.jmq.wire.v1.GroupPolicyR\x06policy\"\x9a\x01\n" +
 	"\x11SubscribeResponse\x12\x1e\n" +
 	"\n" +
 	"partitions\x18\x01 \x01(\rR\n" +
 	"partitions\x12\x19\n" +
 	"\blease_ms\x18\x02 \x01(\rR\aleaseMs\x12\x18\n" +
-	"\acreated\x18\x03 \x01(\bR\acreated\"$\n" +
+	"\acreated\x18\x03 \x01(\bR\acreated\x120\n" +
+	"\x06policy\x18\x04 \x01(\v2\x18.jmq.wire.v1.GroupPolicyR\x06policy\"A\n" +
+	"\vGroupPolicy\x12\x1a\n" +
+	"\bparallel\x18\x01 \x01(\bR\bparallel\x12\x16\n" +
+	"\x06window\x18\x02 \x01(\rR\x06window\"\xa0\x01\n" +
+	"\rExtendRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x12\x16\n" +
+	"\x06member\x18\x03 \x01(\rR\x06member\x12.\n" +
+	"\x06leases\x18\x04 \x03(\v2\x16.jmq.wire.v1.LeaseNameR\x06leases\x12\x1b\n" +
+	"\textend_ms\x18\x05 \x01(\rR\bextendMs\"?\n" +
+	"\tLeaseName\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x14\n" +
+	"\x05lease\x18\x02 \x01(\x04R\x05lease\"A\n" +
+	"\x0eExtendResponse\x12\x14\n" +
+	"\x05codes\x18\x01 \x03(\rR\x05codes\x12\x19\n" +
+	"\blease_ms\x18\x02 \x01(\rR\aleaseMs\"$\n" +
 	"\fRouteRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\"\xa3\x01\n" +
 	"\rRouteResponse\x12\x18\n" +
@@ -1735,14 +3922,15 @@ const file_jmq_proto_rawDesc = "" +
 	"\x0ePartitionRoute\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12!\n" +
 	"\fbroker_group\x18\x02 \x01(\tR\vbrokerGroup\x12\x14\n" +
-	"\x05state\x18\x03 \x01(\rR\x05state\"J\n" +
+	"\x05state\x18\x03 \x01(\rR\x05state\"\x82\x01\n" +
 	"\x12CreateTopicRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1e\n" +
 	"\n" +
 	"partitions\x18\x02 \x01(\rR\n" +
-	"partitions\"?\n" +
+	"partitions\x126\n" +
+	"\bsettings\x18\x03 \x01(\v2\x1a.jmq.wire.v1.TopicSettingsR\bsettings\"?\n" +
 	"\x13CreateTopicResponse\x12(\n" +
-	"\x05topic\x18\x01 \x01(\v2\x12.jmq.wire.v1.TopicR\x05topic\"\x8c\x01\n" +
+	"\x05topic\x18\x01 \x01(\v2\x12.jmq.wire.v1.TopicR\x05topic\"\xc4\x01\n" +
 	"\x05Topic\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\x04R\x02id\x12 \n" +
@@ -1751,17 +3939,60 @@ const file_jmq_proto_rawDesc = "" +
 	"partitions\x18\x04 \x01(\rR\n" +
 	"partitions\x12\x1d\n" +
 	"\n" +
-	"created_ns\x18\x05 \x01(\x03R\tcreatedNs\"\x13\n" +
+	"created_ns\x18\x05 \x01(\x03R\tcreatedNs\x126\n" +
+	"\bsettings\x18\x06 \x01(\v2\x1a.jmq.wire.v1.TopicSettingsR\bsettings\"\xcd\x02\n" +
+	"\rTopicSettings\x12&\n" +
+	"\fretention_ms\x18\x01 \x01(\x03H\x00R\vretentionMs\x88\x01\x01\x12,\n" +
+	"\x0fretention_bytes\x18\x02 \x01(\x03H\x01R\x0eretentionBytes\x88\x01\x01\x122\n" +
+	"\x12discard_unconsumed\x18\x03 \x01(\bH\x02R\x11discardUnconsumed\x88\x01\x01\x12(\n" +
+	"\rpause_produce\x18\x04 \x01(\bH\x03R\fpauseProduce\x88\x01\x01\x12(\n" +
+	"\rpause_consume\x18\x05 \x01(\bH\x04R\fpauseConsume\x88\x01\x01B\x0f\n" +
+	"\r_retention_msB\x12\n" +
+	"\x10_retention_bytesB\x15\n" +
+	"\x13_discard_unconsumedB\x10\n" +
+	"\x0e_pause_produceB\x10\n" +
+	"\x0e_pause_consume\"\xad\x01\n" +
+	"\x11AlterTopicRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12#\n" +
+	"\n" +
+	"partitions\x18\x02 \x01(\rH\x00R\n" +
+	"partitions\x88\x01\x01\x126\n" +
+	"\bsettings\x18\x03 \x01(\v2\x1a.jmq.wire.v1.TopicSettingsR\bsettings\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reasonB\r\n" +
+	"\v_partitions\">\n" +
+	"\x12AlterTopicResponse\x12(\n" +
+	"\x05topic\x18\x01 \x01(\v2\x12.jmq.wire.v1.TopicR\x05topic\"B\n" +
+	"\x12DeleteTopicRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"?\n" +
+	"\x13DeleteTopicResponse\x12(\n" +
+	"\x05topic\x18\x01 \x01(\v2\x12.jmq.wire.v1.TopicR\x05topic\"\x13\n" +
 	"\x11ListTopicsRequest\"@\n" +
 	"\x12ListTopicsResponse\x12*\n" +
-	"\x06topics\x18\x01 \x03(\v2\x12.jmq.wire.v1.TopicR\x06topics\"=\n" +
+	"\x06topics\x18\x01 \x03(\v2\x12.jmq.wire.v1.TopicR\x06topics\",\n" +
+	"\x14DescribeTopicRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\"\xd0\x01\n" +
+	"\x15DescribeTopicResponse\x12(\n" +
+	"\x05topic\x18\x01 \x01(\v2\x12.jmq.wire.v1.TopicR\x05topic\x12;\n" +
+	"\n" +
+	"partitions\x18\x02 \x03(\v2\x1b.jmq.wire.v1.TopicPartitionR\n" +
+	"partitions\x12\x16\n" +
+	"\x06groups\x18\x03 \x03(\tR\x06groups\x128\n" +
+	"\teffective\x18\x04 \x01(\v2\x1a.jmq.wire.v1.TopicSettingsR\teffective\"\xa6\x01\n" +
+	"\x0eTopicPartition\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x14\n" +
+	"\x05first\x18\x02 \x01(\x04R\x05first\x12\x10\n" +
+	"\x03end\x18\x03 \x01(\x04R\x03end\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\x12\x1b\n" +
+	"\toldest_ns\x18\x05 \x01(\x03R\boldestNs\x12\x1b\n" +
+	"\tnewest_ns\x18\x06 \x01(\x03R\bnewestNs\"=\n" +
 	"\x0fGroupLagRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\"O\n" +
 	"\x10GroupLagResponse\x12;\n" +
 	"\n" +
 	"partitions\x18\x01 \x03(\v2\x1b.jmq.wire.v1.GroupPartitionR\n" +
-	"partitions\"\x89\x02\n" +
+	"partitions\"\xfb\x02\n" +
 	"\x0eGroupPartition\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x14\n" +
@@ -1776,7 +4007,132 @@ const file_jmq_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\n" +
 	" \x01(\rR\n" +
-	"generationB\x1bZ\x19github.com/jmqio/jmq/wireb\x06proto3"
+	"generation\x12\x16\n" +
+	"\x06leases\x18\v \x01(\rR\x06leases\x12\x18\n" +
+	"\aexpired\x18\f \x01(\x04R\aexpired\x12!\n" +
+	"\fattempts_max\x18\r \x01(\rR\vattemptsMax\x12\x1b\n" +
+	"\toldest_ns\x18\x0e \x01(\x03R\boldestNs\"?\n" +
+	"\x11ListGroupsRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\"G\n" +
+	"\x12ListGroupsResponse\x121\n" +
+	"\x06groups\x18\x01 \x03(\v2\x19.jmq.wire.v1.GroupSummaryR\x06groups\"\xdd\x02\n" +
+	"\fGroupSummary\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x120\n" +
+	"\x06policy\x18\x03 \x01(\v2\x18.jmq.wire.v1.GroupPolicyR\x06policy\x12\x1e\n" +
+	"\n" +
+	"partitions\x18\x04 \x01(\rR\n" +
+	"partitions\x12\x10\n" +
+	"\x03lag\x18\x05 \x01(\x04R\x03lag\x12\x16\n" +
+	"\x06leased\x18\x06 \x01(\x04R\x06leased\x12\x18\n" +
+	"\amembers\x18\a \x01(\rR\amembers\x12\x18\n" +
+	"\awaiting\x18\b \x01(\rR\awaiting\x12\x1b\n" +
+	"\tactive_ns\x18\t \x01(\x03R\bactiveNs\x12\x1c\n" +
+	"\tabandoned\x18\n" +
+	" \x01(\bR\tabandoned\x126\n" +
+	"\n" +
+	"last_reset\x18\v \x01(\v2\x17.jmq.wire.v1.GroupResetR\tlastReset\"O\n" +
+	"\n" +
+	"GroupReset\x12\x17\n" +
+	"\atime_ns\x18\x01 \x01(\x03R\x06timeNs\x12\x10\n" +
+	"\x03who\x18\x02 \x01(\tR\x03who\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xe4\x01\n" +
+	"\x10SeekGroupRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\rR\x02to\x12\x17\n" +
+	"\atime_ns\x18\x04 \x01(\x03R\x06timeNs\x12\x14\n" +
+	"\x05index\x18\x05 \x01(\x04R\x05index\x12\x14\n" +
+	"\x05shift\x18\x06 \x01(\x03R\x05shift\x12\x1e\n" +
+	"\n" +
+	"partitions\x18\a \x03(\rR\n" +
+	"partitions\x12\x17\n" +
+	"\adry_run\x18\b \x01(\bR\x06dryRun\x12\x16\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\"O\n" +
+	"\x11SeekGroupResponse\x12:\n" +
+	"\n" +
+	"partitions\x18\x01 \x03(\v2\x1a.jmq.wire.v1.SeekPartitionR\n" +
+	"partitions\"\xdd\x01\n" +
+	"\rSeekPartition\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x14\n" +
+	"\x05first\x18\x02 \x01(\x04R\x05first\x12\x10\n" +
+	"\x03end\x18\x03 \x01(\x04R\x03end\x12\x12\n" +
+	"\x04from\x18\x04 \x01(\x04R\x04from\x12\x0e\n" +
+	"\x02to\x18\x05 \x01(\x04R\x02to\x12\x19\n" +
+	"\blag_from\x18\x06 \x01(\x04R\alagFrom\x12\x15\n" +
+	"\x06lag_to\x18\a \x01(\x04R\x05lagTo\x12\x1e\n" +
+	"\n" +
+	"generation\x18\b \x01(\rR\n" +
+	"generation\x12\x10\n" +
+	"\x03cut\x18\t \x01(\bR\x03cut\"\x89\x01\n" +
+	"\x11AlterGroupRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x120\n" +
+	"\x06policy\x18\x03 \x01(\v2\x18.jmq.wire.v1.GroupPolicyR\x06policy\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"F\n" +
+	"\x12AlterGroupResponse\x120\n" +
+	"\x06policy\x18\x01 \x01(\v2\x18.jmq.wire.v1.GroupPolicyR\x06policy\"n\n" +
+	"\x12RemoveGroupRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\x15\n" +
+	"\x13RemoveGroupResponse\"\xb0\x01\n" +
+	"\vPeekRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x14\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index\x12\x17\n" +
+	"\atime_ns\x18\x04 \x01(\x03R\x06timeNs\x12!\n" +
+	"\fmessages_max\x18\x05 \x01(\rR\vmessagesMax\x12\x1b\n" +
+	"\tbytes_max\x18\x06 \x01(\rR\bbytesMax\"\x86\x01\n" +
+	"\fPeekResponse\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\x04R\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\x04R\x02to\x12\x14\n" +
+	"\x05first\x18\x03 \x01(\x04R\x05first\x12\x10\n" +
+	"\x03end\x18\x04 \x01(\x04R\x03end\x12\x10\n" +
+	"\x03gap\x18\x05 \x01(\rR\x03gap\x12\x18\n" +
+	"\abatches\x18\x06 \x01(\fR\abatches\"0\n" +
+	"\x11StoreUsageRequest\x12\x1b\n" +
+	"\tholds_max\x18\x01 \x01(\rR\bholdsMax\"\xa1\x04\n" +
+	"\x12StoreUsageResponse\x12,\n" +
+	"\x05disks\x18\x01 \x03(\v2\x16.jmq.wire.v1.DiskUsageR\x05disks\x12#\n" +
+	"\rjournal_bytes\x18\x02 \x01(\x04R\fjournalBytes\x12\x1f\n" +
+	"\vindex_bytes\x18\x03 \x01(\x04R\n" +
+	"indexBytes\x12)\n" +
+	"\x10checkpoint_bytes\x18\x04 \x01(\x04R\x0fcheckpointBytes\x12#\n" +
+	"\rdamaged_bytes\x18\x05 \x01(\x04R\fdamagedBytes\x12\x1a\n" +
+	"\bsegments\x18\x06 \x01(\rR\bsegments\x12\x14\n" +
+	"\x05begin\x18\a \x01(\x04R\x05begin\x12\x10\n" +
+	"\x03end\x18\b \x01(\x04R\x03end\x12\x1b\n" +
+	"\toldest_ns\x18\t \x01(\x03R\boldestNs\x12\x1f\n" +
+	"\vlimit_bytes\x18\n" +
+	" \x01(\x04R\n" +
+	"limitBytes\x12#\n" +
+	"\rlimited_bytes\x18\v \x01(\x04R\flimitedBytes\x12\x14\n" +
+	"\x05state\x18\f \x01(\tR\x05state\x12\x10\n" +
+	"\x03why\x18\r \x01(\tR\x03why\x12,\n" +
+	"\x05holds\x18\x0e \x03(\v2\x16.jmq.wire.v1.StoreHoldR\x05holds\x12,\n" +
+	"\x05holes\x18\x0f \x03(\v2\x16.jmq.wire.v1.StoreHoleR\x05holes\x12\x1c\n" +
+	"\tretention\x18\x10 \x01(\tR\tretention\"w\n" +
+	"\tDiskUsage\x12\x12\n" +
+	"\x04what\x18\x01 \x01(\tR\x04what\x12\x16\n" +
+	"\x06folder\x18\x02 \x01(\tR\x06folder\x12\x14\n" +
+	"\x05total\x18\x03 \x01(\x04R\x05total\x12\x12\n" +
+	"\x04free\x18\x04 \x01(\x04R\x04free\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"\xae\x01\n" +
+	"\tStoreHold\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x14\n" +
+	"\x05group\x18\x03 \x01(\tR\x05group\x12\x14\n" +
+	"\x05first\x18\x04 \x01(\x04R\x05first\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\x12\x19\n" +
+	"\bsince_ns\x18\x06 \x01(\x03R\asinceNs\x12\x10\n" +
+	"\x03why\x18\a \x01(\tR\x03why\"K\n" +
+	"\tStoreHole\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\x04R\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\x04R\x02to\x12\x1a\n" +
+	"\bmessages\x18\x03 \x01(\x04R\bmessagesB\x1bZ\x19github.com/jmqio/jmq/wireb\x06proto3"
 
 var (
 	file_jmq_proto_rawDescOnce sync.Once
@@ -1790,7 +4146,7 @@ func file_jmq_proto_rawDescGZIP() []byte {
 	return file_jmq_proto_rawDescData
 }
 
-var file_jmq_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_jmq_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_jmq_proto_goTypes = []any{
 	(*HelloRequest)(nil),          // 0: jmq.wire.v1.HelloRequest
 	(*HelloResponse)(nil),         // 1: jmq.wire.v1.HelloResponse
@@ -1806,29 +4162,79 @@ var file_jmq_proto_goTypes = []any{
 	(*AckResponseHeader)(nil),     // 11: jmq.wire.v1.AckResponseHeader
 	(*SubscribeRequest)(nil),      // 12: jmq.wire.v1.SubscribeRequest
 	(*SubscribeResponse)(nil),     // 13: jmq.wire.v1.SubscribeResponse
-	(*RouteRequest)(nil),          // 14: jmq.wire.v1.RouteRequest
-	(*RouteResponse)(nil),         // 15: jmq.wire.v1.RouteResponse
-	(*PartitionRoute)(nil),        // 16: jmq.wire.v1.PartitionRoute
-	(*CreateTopicRequest)(nil),    // 17: jmq.wire.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil),   // 18: jmq.wire.v1.CreateTopicResponse
-	(*Topic)(nil),                 // 19: jmq.wire.v1.Topic
-	(*ListTopicsRequest)(nil),     // 20: jmq.wire.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),    // 21: jmq.wire.v1.ListTopicsResponse
-	(*GroupLagRequest)(nil),       // 22: jmq.wire.v1.GroupLagRequest
-	(*GroupLagResponse)(nil),      // 23: jmq.wire.v1.GroupLagResponse
-	(*GroupPartition)(nil),        // 24: jmq.wire.v1.GroupPartition
+	(*GroupPolicy)(nil),           // 14: jmq.wire.v1.GroupPolicy
+	(*ExtendRequest)(nil),         // 15: jmq.wire.v1.ExtendRequest
+	(*LeaseName)(nil),             // 16: jmq.wire.v1.LeaseName
+	(*ExtendResponse)(nil),        // 17: jmq.wire.v1.ExtendResponse
+	(*RouteRequest)(nil),          // 18: jmq.wire.v1.RouteRequest
+	(*RouteResponse)(nil),         // 19: jmq.wire.v1.RouteResponse
+	(*PartitionRoute)(nil),        // 20: jmq.wire.v1.PartitionRoute
+	(*CreateTopicRequest)(nil),    // 21: jmq.wire.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),   // 22: jmq.wire.v1.CreateTopicResponse
+	(*Topic)(nil),                 // 23: jmq.wire.v1.Topic
+	(*TopicSettings)(nil),         // 24: jmq.wire.v1.TopicSettings
+	(*AlterTopicRequest)(nil),     // 25: jmq.wire.v1.AlterTopicRequest
+	(*AlterTopicResponse)(nil),    // 26: jmq.wire.v1.AlterTopicResponse
+	(*DeleteTopicRequest)(nil),    // 27: jmq.wire.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),   // 28: jmq.wire.v1.DeleteTopicResponse
+	(*ListTopicsRequest)(nil),     // 29: jmq.wire.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),    // 30: jmq.wire.v1.ListTopicsResponse
+	(*DescribeTopicRequest)(nil),  // 31: jmq.wire.v1.DescribeTopicRequest
+	(*DescribeTopicResponse)(nil), // 32: jmq.wire.v1.DescribeTopicResponse
+	(*TopicPartition)(nil),        // 33: jmq.wire.v1.TopicPartition
+	(*GroupLagRequest)(nil),       // 34: jmq.wire.v1.GroupLagRequest
+	(*GroupLagResponse)(nil),      // 35: jmq.wire.v1.GroupLagResponse
+	(*GroupPartition)(nil),        // 36: jmq.wire.v1.GroupPartition
+	(*ListGroupsRequest)(nil),     // 37: jmq.wire.v1.ListGroupsRequest
+	(*ListGroupsResponse)(nil),    // 38: jmq.wire.v1.ListGroupsResponse
+	(*GroupSummary)(nil),          // 39: jmq.wire.v1.GroupSummary
+	(*GroupReset)(nil),            // 40: jmq.wire.v1.GroupReset
+	(*SeekGroupRequest)(nil),      // 41: jmq.wire.v1.SeekGroupRequest
+	(*SeekGroupResponse)(nil),     // 42: jmq.wire.v1.SeekGroupResponse
+	(*SeekPartition)(nil),         // 43: jmq.wire.v1.SeekPartition
+	(*AlterGroupRequest)(nil),     // 44: jmq.wire.v1.AlterGroupRequest
+	(*AlterGroupResponse)(nil),    // 45: jmq.wire.v1.AlterGroupResponse
+	(*RemoveGroupRequest)(nil),    // 46: jmq.wire.v1.RemoveGroupRequest
+	(*RemoveGroupResponse)(nil),   // 47: jmq.wire.v1.RemoveGroupResponse
+	(*PeekRequest)(nil),           // 48: jmq.wire.v1.PeekRequest
+	(*PeekResponse)(nil),          // 49: jmq.wire.v1.PeekResponse
+	(*StoreUsageRequest)(nil),     // 50: jmq.wire.v1.StoreUsageRequest
+	(*StoreUsageResponse)(nil),    // 51: jmq.wire.v1.StoreUsageResponse
+	(*DiskUsage)(nil),             // 52: jmq.wire.v1.DiskUsage
+	(*StoreHold)(nil),             // 53: jmq.wire.v1.StoreHold
+	(*StoreHole)(nil),             // 54: jmq.wire.v1.StoreHole
 }
 var file_jmq_proto_depIdxs = []int32{
 	9,  // 0: jmq.wire.v1.AckRequestHeader.items:type_name -> jmq.wire.v1.AckItem
-	16, // 1: jmq.wire.v1.RouteResponse.partitions:type_name -> jmq.wire.v1.PartitionRoute
-	19, // 2: jmq.wire.v1.CreateTopicResponse.topic:type_name -> jmq.wire.v1.Topic
-	19, // 3: jmq.wire.v1.ListTopicsResponse.topics:type_name -> jmq.wire.v1.Topic
-	24, // 4: jmq.wire.v1.GroupLagResponse.partitions:type_name -> jmq.wire.v1.GroupPartition
-	5,  // [5:5] is the sub-list for method output_type
-	5,  // [5:5] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	14, // 1: jmq.wire.v1.SubscribeRequest.policy:type_name -> jmq.wire.v1.GroupPolicy
+	14, // 2: jmq.wire.v1.SubscribeResponse.policy:type_name -> jmq.wire.v1.GroupPolicy
+	16, // 3: jmq.wire.v1.ExtendRequest.leases:type_name -> jmq.wire.v1.LeaseName
+	20, // 4: jmq.wire.v1.RouteResponse.partitions:type_name -> jmq.wire.v1.PartitionRoute
+	24, // 5: jmq.wire.v1.CreateTopicRequest.settings:type_name -> jmq.wire.v1.TopicSettings
+	23, // 6: jmq.wire.v1.CreateTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	24, // 7: jmq.wire.v1.Topic.settings:type_name -> jmq.wire.v1.TopicSettings
+	24, // 8: jmq.wire.v1.AlterTopicRequest.settings:type_name -> jmq.wire.v1.TopicSettings
+	23, // 9: jmq.wire.v1.AlterTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	23, // 10: jmq.wire.v1.DeleteTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	23, // 11: jmq.wire.v1.ListTopicsResponse.topics:type_name -> jmq.wire.v1.Topic
+	23, // 12: jmq.wire.v1.DescribeTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	33, // 13: jmq.wire.v1.DescribeTopicResponse.partitions:type_name -> jmq.wire.v1.TopicPartition
+	24, // 14: jmq.wire.v1.DescribeTopicResponse.effective:type_name -> jmq.wire.v1.TopicSettings
+	36, // 15: jmq.wire.v1.GroupLagResponse.partitions:type_name -> jmq.wire.v1.GroupPartition
+	39, // 16: jmq.wire.v1.ListGroupsResponse.groups:type_name -> jmq.wire.v1.GroupSummary
+	14, // 17: jmq.wire.v1.GroupSummary.policy:type_name -> jmq.wire.v1.GroupPolicy
+	40, // 18: jmq.wire.v1.GroupSummary.last_reset:type_name -> jmq.wire.v1.GroupReset
+	43, // 19: jmq.wire.v1.SeekGroupResponse.partitions:type_name -> jmq.wire.v1.SeekPartition
+	14, // 20: jmq.wire.v1.AlterGroupRequest.policy:type_name -> jmq.wire.v1.GroupPolicy
+	14, // 21: jmq.wire.v1.AlterGroupResponse.policy:type_name -> jmq.wire.v1.GroupPolicy
+	52, // 22: jmq.wire.v1.StoreUsageResponse.disks:type_name -> jmq.wire.v1.DiskUsage
+	53, // 23: jmq.wire.v1.StoreUsageResponse.holds:type_name -> jmq.wire.v1.StoreHold
+	54, // 24: jmq.wire.v1.StoreUsageResponse.holes:type_name -> jmq.wire.v1.StoreHole
+	25, // [25:25] is the sub-list for method output_type
+	25, // [25:25] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_jmq_proto_init() }
@@ -1836,13 +4242,15 @@ func file_jmq_proto_init() {
 	if File_jmq_proto != nil {
 		return
 	}
+	file_jmq_proto_msgTypes[24].OneofWrappers = []any{}
+	file_jmq_proto_msgTypes[25].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_jmq_proto_rawDesc), len(file_jmq_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   25,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

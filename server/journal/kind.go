@@ -3,7 +3,7 @@ package journal
 import "fmt"
 
 // Kind says what a record is. The numbers are the format's and are never used again; a kind gets its payload's layout
-// in FORMAT.md when it is first written. 0 is never a kind. The journal itself writes KindNoop and KindEpoch and looks
+// in FORMAT.md when it is first written. 0 is never a kind. The journal itself writes KindNoop, KindEpoch and KindLost and looks
 // into no payload.
 type Kind uint8
 
@@ -23,7 +23,8 @@ const (
 	KindRetryHandoff   Kind = 13
 	KindRetryEnd       Kind = 14
 	KindTopic          Kind = 15 // a topic is made or changed, server/store
-	KindCarriedForward Kind = 16
+	KindCarriedForward Kind = 16 // a record that was written before, and whose segment goes
+	KindLost           Kind = 17 // stands where records were damaged; written by the journal
 )
 
 var kindNames = [...]string{
@@ -31,7 +32,7 @@ var kindNames = [...]string{
 	KindDelayedCancel: "delayedCancel", KindTxPrepare: "txPrepare", KindTxMessages: "txMessages",
 	KindTxCommit: "txCommit", KindTxRollback: "txRollback", KindEnd: "end", KindLeaseExpiry: "leaseExpiry",
 	KindOffsetReset: "offsetReset", KindRetryHandoff: "retryHandoff", KindRetryEnd: "retryEnd", KindTopic: "topic",
-	KindCarriedForward: "carriedForward",
+	KindCarriedForward: "carriedForward", KindLost: "lost",
 }
 
 func (k Kind) String() string {

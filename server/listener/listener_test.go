@@ -633,3 +633,7 @@ func TestAcceptErrors(t *testing.T) {
 		t.Fatalf("logged %d lines:\n%s", got, log.String())
 	}
 }
+
+func (b *fakeBroker) Extend(context.Context, *wire.ExtendRequest) (*wire.ExtendResponse, error) {
+	return nil, wire.Errorf(wire.CodeUnknownCommand, "extend")
+}

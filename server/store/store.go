@@ -15,6 +15,8 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
+	"time"
 
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/journal"
@@ -31,6 +33,23 @@ type Topic struct {
 	Name        string
 	Partitions  uint32 // 1..65536
 	Created     int64  // unix nanoseconds
+	Settings    Settings
+}
+
+// Settings is what can be changed of a topic. The zero value is the default.
+type Settings struct {
+	RetentionAge      time.Duration // messages older than that may go; 0: the broker's default; below 0: never by age
+	RetentionBytes    int64         // what all partitions may hold together; 0: the broker's default; below 0: no limit
+	DiscardUnconsumed bool          // by age and size a message goes even if a group has not consumed it
+	PauseProduce      bool          // sends are refused
+	PauseConsume      bool          // fetches get nothing
+}
+
+// Change alters a topic.
+type Change struct {
+	Partitions uint32    // 0: as many as there are; fewer cannot be
+	Settings   *Settings // nil: as they are; else all of them
+	Who, Why   string    // for people who read the journal; cut to 4 KiB
 }
 
 // Partition names one partition of one incarnation of a topic.
@@ -53,9 +72,20 @@ var (
 	ErrTopicExists = errors.New("store: topic exists")
 	// ErrTopic: a name or a number of partitions that no topic can have.
 	ErrTopic = errors.New("store: topic cannot be")
-	// ErrDamaged: what was stored cannot be read any more; the wrapped error says where.
+	// ErrDamaged: what was stored cannot be read at the moment, because the disk damaged it; the wrapped error says where. What
+	// is lost for good becomes a GapError once that is known.
 	ErrDamaged = errors.New("store: damaged")
 )
+
+// GapError says that messages [From, To) of a partition are lost: the disk damaged them and nothing can bring them back.
+// What comes after them can be read.
+type GapError struct {
+	From, To index.Index
+}
+
+func (e *GapError) Error() string {
+	return fmt.Sprintf("store: messages [%d, %d) were lost to damage of the disk", e.From, e.To)
+}
 
 // Table is state derived from committed records beside the store's own index: topics and offsets now; timers, transactions,
 // retry references and idempotence windows later. The store feeds it every committed record of every kind but the journal's
@@ -116,6 +146,13 @@ type Store interface {
 	// Of several at one time for one name one creates it and the others get ErrTopicExists. ctx bounds the waiting only: the
 	// topic may come into being after its end. ErrTopic: name (1 to 255 bytes) or partitions (1 to 65536) cannot be.
 	CreateTopic(ctx context.Context, namespace uint32, name string, partitions uint32) (Topic, error)
+	// AlterTopic appends a topic record and returns the topic as it is when that is committed. Errors besides those of appends:
+	// ErrNoPartition (no such topic or incarnation), ErrTopic (the change cannot be).
+	AlterTopic(ctx context.Context, id TopicID, incarnation uint32, c Change) (Topic, error)
+	// DeleteTopic appends a topic record; when that is committed the topic is not there any more: its messages, and what
+	// tables knew of it, are gone, and appends to it are ErrNoPartition. Its bytes are freed by Reclaim. A topic made later
+	// under its name has another incarnation. Errors as AlterTopic.
+	DeleteTopic(ctx context.Context, id TopicID, incarnation uint32, who, why string) error
 	// Topic finds a topic by name. The answer is a snapshot, without a lock.
 	Topic(namespace uint32, name string) (Topic, bool)
 	// Topics returns all topics, by id.
@@ -124,13 +161,33 @@ type Store interface {
 	// Read appends to buf the batches that hold [from, to), whole and as they were stored, as long as they fit into bytesMax
 	// together (at least one batch, whatever its size), and returns buf and the index after the last one read, which may
 	// lie beyond to when a batch does. to is cut to the committed end; when nothing lies in [from, to) it returns buf and from. Errors:
-	// ErrNoPartition, ErrTrimmed, ErrBeyond, ErrDamaged; buf is then returned as it was.
+	// ErrNoPartition, ErrTrimmed, ErrBeyond, ErrDamaged, a *GapError when from lies in a gap; buf is then returned as it was.
+	// A gap, trimmed range or damage behind from ends the reading before it.
 	Read(p Partition, from, to index.Index, bytesMax int, buf []byte) ([]byte, index.Index, error)
 	// Bounds returns the first index kept and the index after the last one committed.
 	Bounds(p Partition) (first, end index.Index, err error)
 	// Seek returns the first index stored at or after t (unix nanoseconds), or the end. Where the clock was set back it may
 	// return an earlier index, never a later one.
 	Seek(p Partition, t int64) (index.Index, error)
+	// Stored returns the stored time of a message (unix nanoseconds; never lower than that of the one before it). Errors as
+	// Read's, without *GapError: what is lost has a time.
+	Stored(p Partition, i index.Index) (int64, error)
+	// Bytes returns about how many bytes of batches the partition keeps, and SeekBytes the first index from which on it keeps at
+	// most so many.
+	Bytes(p Partition) (int64, error)
+	SeekBytes(p Partition, bytes int64) (index.Index, error)
+
+	// Trim drops what a partition keeps below first, for good; first is cut to the end. The bytes are freed by Reclaim. It is
+	// this store's own doing, not a record: after a crash less may be dropped, never more.
+	Trim(p Partition, first index.Index) error
+	// Reclaim frees the oldest segments of the log that nothing needs any more, and returns how many bytes that were. A segment of
+	// which little is still needed is freed too: that is carried forward, appended again. It stops at the first segment of which
+	// more is needed: Usage says by whom. One at a time; ctx ends it between segments.
+	Reclaim(ctx context.Context) (int64, error)
+	// Usage says what the store takes on the disk, and with holdsMax above 0 what holds the oldest segments: up to so many
+	// partitions, the largest first.
+	Usage(holdsMax int) (Usage, error)
+
 	// Watch registers the one function that is called after commits, on the committing goroutine, once for each partition
 	// that grew, after every table has applied it and every done was called. It must not block. Register it before the
 	// first append.
@@ -143,4 +200,33 @@ type Store interface {
 	Checkpoint() error
 	// Close answers what is under way, writes a checkpoint and a no-op with the durable end, and releases the folder.
 	Close() error
+}
+
+// Usage is what a store takes on the disk.
+type Usage struct {
+	JournalFolder, IndexFolder string // they may be on different disks
+	JournalBytes               int64  // segments, spares and the reserve
+	IndexBytes                 int64
+	CheckpointBytes            int64
+	DamagedBytes               int64 // set aside
+	Segments                   int
+	Begin, End                 journal.Position
+	Oldest                     int64 // when the oldest segment was begun, unix nanoseconds
+	Holds                      []Hold
+	Holes                      []Hole
+}
+
+// Hold is a partition that keeps the oldest segments from going.
+type Hold struct {
+	Partition Partition
+	First     index.Index // the first message kept, and when it was stored
+	Stored    int64
+	Bytes     int64  // what of the log could go without this hold, were it the only one
+	Why       string // "" for messages; else what else points there
+}
+
+// Hole is a range of the log that was damaged.
+type Hole struct {
+	From, To journal.Position
+	Messages uint64 // that were in it, as far as is known
 }
