@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -86,64 +85,6 @@ func (c *Client) Close(ctx context.Context) error {
 		close(c.closed)
 	})
 	return err
-}
-
-// CreateTopic creates a topic; one that is there with the same number of partitions is fine.
-func (c *Client) CreateTopic(ctx context.Context, name string, partitions int) error {
-	if err := wire.CheckTopic(name); err != nil {
-		return newError(opCreate, name, -1, "", err)
-	}
-	if partitions < 1 {
-		return newError(opCreate, name, -1, "", wire.Errorf(wire.CodeInvalid, "%d partitions: give 1 or more", partitions))
-	}
-	// How many are too many is the broker's to say.
-	r := &wire.CreateTopicRequest{Topic: name, Partitions: uint32(min(uint64(partitions), math.MaxUint32))}
-	return c.cluster.call(ctx, opCreate, name, wire.CommandCreateTopic, r, new(wire.CreateTopicResponse))
-}
-
-// Topic is a topic as the broker knows it.
-type Topic struct {
-	Name       string
-	Partitions int
-	Created    time.Time
-}
-
-// ListTopics returns all topics, by name.
-func (c *Client) ListTopics(ctx context.Context) ([]Topic, error) {
-	var r wire.ListTopicsResponse
-	if err := c.cluster.call(ctx, opList, "", wire.CommandListTopics, &wire.ListTopicsRequest{}, &r); err != nil {
-		return nil, err
-	}
-	topics := make([]Topic, len(r.Topics))
-	for i, t := range r.Topics {
-		topics[i] = Topic{t.Name, int(t.Partitions), time.Unix(0, t.CreatedNs)}
-	}
-	return topics, nil
-}
-
-// PartitionLag is where a group stands in one partition.
-type PartitionLag struct {
-	Group      string
-	Partition  uint16
-	First, End uint64 // what the partition holds: [First, End)
-	AckOffset  uint64 // everything below it is consumed
-	Consumed   uint64 // messages consumed at or above it
-	Lag        uint64 // messages not consumed
-	Leased     uint64 // messages leased now
-	Member     string // who holds the lease; empty: nobody
-}
-
-// GroupLag returns where a group, or with group empty every group, stands on a topic.
-func (c *Client) GroupLag(ctx context.Context, topic, group string) ([]PartitionLag, error) {
-	var r wire.GroupLagResponse
-	if err := c.cluster.call(ctx, opLag, topic, wire.CommandGroupLag, &wire.GroupLagRequest{Topic: topic, Group: group}, &r); err != nil {
-		return nil, err
-	}
-	lags := make([]PartitionLag, len(r.Partitions))
-	for i, p := range r.Partitions {
-		lags[i] = PartitionLag{p.Group, uint16(p.Partition), p.First, p.End, p.AckOffset, p.Consumed, p.Lag, p.Leased, p.Member}
-	}
-	return lags, nil
 }
 
 // errClosed is the error of calls after Close.

@@ -256,8 +256,16 @@ func (c *Cluster) await(ctx context.Context, n uint32) (*link, error) {
 	}
 }
 
-// call sends a cold request and repeats it as wire.Traits says, until ctx ends. All cold requests may be repeated.
-func (c *Cluster) call(ctx context.Context, op, topic string, command wire.Command, request, response proto.Message) error {
+// repeat says when a cold request may be sent again.
+type repeat uint8
+
+const (
+	repeatAlways repeat = iota // it may be carried out any number of times
+	repeatUnsent               // only when it certainly was not carried out
+)
+
+// call sends a cold request and repeats it as wire.Traits and again say, until ctx ends.
+func (c *Cluster) call(ctx context.Context, op, topic string, again repeat, command wire.Command, request, response proto.Message) error {
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		l, err := c.await(ctx, c.turn.Add(1))
 		if err != nil {
@@ -268,8 +276,12 @@ func (c *Cluster) call(ctx context.Context, op, topic string, command wire.Comma
 			return nil
 		}
 		e := newError(op, topic, -1, l.addr, err)
-		again := wire.Traits[e.Code].Retry != wire.RetryNever && e.Code != wire.CodeGroupNotFound // no cold request makes a group
-		if ctx.Err() != nil || !again || !c.pause(ctx, max(pause, e.RetryAfter)) {
+		if again == repeatUnsent && (e.Code == wire.CodeUnknown || e.Code == wire.CodeTimeout) {
+			e.Outcome = Unknown
+			return e
+		}
+		useful := wire.Traits[e.Code].Retry != wire.RetryNever && e.Code != wire.CodeGroupNotFound // no cold request makes a group
+		if ctx.Err() != nil || !useful || !c.pause(ctx, max(pause, e.RetryAfter)) {
 			return e
 		}
 	}

@@ -59,7 +59,7 @@ func (c *Consumer) Subscribe(ctx context.Context) error {
 		return nil
 	}
 	r := &wire.SubscribeRequest{Topic: c.topic, Group: c.o.group, Start: uint32(c.o.start)}
-	if err := c.c.cluster.call(ctx, opSubscribe, c.topic, wire.CommandSubscribe, r, new(wire.SubscribeResponse)); err != nil {
+	if err := c.c.cluster.call(ctx, opSubscribe, c.topic, repeatAlways, wire.CommandSubscribe, r, new(wire.SubscribeResponse)); err != nil {
 		return err
 	}
 	c.subscribed.Store(true)

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/jmqio/jmq/wire"
-	"github.com/oklog/ulid/v2"
 )
 
 // Delivery is a message that a group was given. Its Body is its own.
@@ -43,46 +42,15 @@ func (d *Delivery) Release(ctx context.Context) error {
 // deliveries reads what of a fetch's batches belongs to its lease. The batches are kept by the deliveries.
 func (c *Consumer) deliveries(r *wire.FetchResponse, member uint32, deadline time.Time) ([]*Delivery, error) {
 	all := make([]Delivery, 0, r.To-r.From)
-	partition := r.Partition
-	for rest := r.Batches; len(rest) > 0; {
-		b, after, err := wire.SplitBatch(rest)
-		if err != nil {
-			return nil, err
-		}
-		rest = after
-		if err := b.Verify(); err != nil {
-			return nil, err
-		}
-		raw, err := c.c.codec.Messages(b, nil)
-		if err != nil {
-			return nil, err
-		}
-		stored := time.Unix(0, b.StoredNs())
-		it := wire.IterateMessages(b, raw)
-		for it.Next() {
-			index := b.FirstIndex() + uint64(it.Slot())
-			if index < r.From || index >= r.To {
-				continue
-			}
-			if len(all) == cap(all) || index != r.From+uint64(len(all)) {
-				return nil, wire.Errorf(wire.CodeMalformed, "index %d where %d was due in [%d, %d)", index, r.From+uint64(len(all)), r.From, r.To)
-			}
-			m := it.View.Alias()
-			all = append(all, Delivery{
-				Message: Message{
-					Topic: c.topic, ID: ulid.ULID(m.ID).String(), Key: m.Key, OrderKey: m.OrderKey, Tag: m.Tag, Headers: m.Headers, Body: m.Body, Flag: m.Flag,
-					Priority: m.Priority, Partition: &partition,
-				},
-				Group: c.o.group, Index: index, Epoch: r.Epoch, Lease: r.Lease, Member: member, Deadline: deadline,
-				BornAt: time.Unix(0, m.BornNs), StoredAt: stored, consumer: c, partition: partition,
-			})
-		}
-		if err := it.Err(); err != nil {
-			return nil, err
-		}
-	}
-	if uint64(len(all)) != r.To-r.From {
-		return nil, wire.Errorf(wire.CodeMalformed, "%d messages in the lease of [%d, %d)", len(all), r.From, r.To)
+	err := c.c.readBatches(r.Batches, r.From, r.To, func(index uint64, stored time.Time, m wire.Message) {
+		all = append(all, Delivery{
+			Message: messageOf(c.topic, r.Partition, m),
+			Group:   c.o.group, Index: index, Epoch: r.Epoch, Lease: r.Lease, Member: member, Deadline: deadline,
+			BornAt: time.Unix(0, m.BornNs), StoredAt: stored, consumer: c, partition: r.Partition,
+		})
+	})
+	if err != nil {
+		return nil, err
 	}
 	out := make([]*Delivery, len(all))
 	for i := range all {

@@ -41,7 +41,9 @@ var (
 	ErrLeaseForeign = errors.New("client: another member holds the lease")
 	ErrLeaseUnknown = errors.New("client: the broker restarted since; the message comes again")
 	ErrAlreadyEnded = errors.New("client: the message was acknowledged before")
-	ErrBusy         = errors.New("client: the broker's queues are full")
+	ErrMembers      = errors.New("client: the group has members")
+	ErrBusy         = errors.New("client: queues are full")
+	ErrPaused       = errors.New("client: an operator paused the topic")
 	ErrStopping     = errors.New("client: the broker is being stopped")
 	ErrBroken       = errors.New("client: the broker's disk failed")
 	ErrDiskFull     = errors.New("client: the broker's disk is full")
@@ -62,7 +64,7 @@ var sentinels = map[wire.Code]error{
 	wire.CodeLeaseUnknown: ErrLeaseUnknown, wire.CodeAlreadyEnded: ErrAlreadyEnded, wire.CodeOutOfRange: ErrInvalid,
 	wire.CodeBusy: ErrBusy, wire.CodeStopping: ErrStopping, wire.CodeFailed: ErrBroken, wire.CodeTooMany: ErrBusy,
 	wire.CodeNoSpace: ErrDiskFull, wire.CodeInternal: ErrInternal, wire.CodeTimeout: ErrTimeout,
-	wire.CodeDisconnected: ErrDisconnected, wire.CodeClosed: ErrClosed,
+	wire.CodeDisconnected: ErrDisconnected, wire.CodeClosed: ErrClosed, wire.CodePaused: ErrPaused, wire.CodeMembers: ErrMembers,
 }
 
 // Error is what every call of this package returns when a broker, or the way to it, is the matter.
@@ -124,9 +126,19 @@ const (
 	opRelease   = "release"
 	opSubscribe = "subscribe"
 	opRoute     = "route"
+	opExtend    = "extend"
 	opCreate    = "create topic"
+	opAlter     = "alter topic"
+	opDelete    = "delete topic"
+	opDescribe  = "describe topic"
 	opList      = "list topics"
 	opLag       = "group lag"
+	opGroups    = "list groups"
+	opSeek      = "seek"
+	opPolicy    = "alter group"
+	opRemove    = "remove group"
+	opPeek      = "peek"
+	opUsage     = "store usage"
 )
 
 // newError makes an *Error of err, which is, or wraps, a *wire.CodeError or a context's error.

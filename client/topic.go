@@ -65,7 +65,7 @@ func (t *topic) routed(ctx context.Context, old *route) (*route, error) {
 		return r, nil
 	}
 	var answer wire.RouteResponse
-	if err := t.c.cluster.call(ctx, opRoute, t.name, wire.CommandRoute, &wire.RouteRequest{Topic: t.name}, &answer); err != nil {
+	if err := t.c.cluster.call(ctx, opRoute, t.name, repeatAlways, wire.CommandRoute, &wire.RouteRequest{Topic: t.name}, &answer); err != nil {
 		return nil, err
 	}
 	r := &route{version: answer.Version}
