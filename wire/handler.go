@@ -466,7 +466,8 @@ func (s *Session) rescue(c *call) {
 		return
 	}
 	switch c.command {
-	case CommandProduce, CommandAck, CommandSubscribe, CommandCreateTopic:
+	case CommandProduce, CommandAck, CommandSubscribe, CommandCreateTopic, CommandAlterTopic, CommandDeleteTopic,
+		CommandSeekGroup, CommandAlterGroup, CommandRemoveGroup:
 		// How far it came is not known, and CodeInternal promises that nothing was stored.
 		c.fail(Errorf(CodeUnknown, "the broker failed while it worked on the request"), false)
 	default:

@@ -2,56 +2,102 @@ package broker
 
 import (
 	"context"
+	"fmt"
+	"time"
 
 	"github.com/jmqio/jmq/wire"
 )
 
-// Extend implements wire.Broker.
-func (b *Broker) Extend(context.Context, *wire.ExtendRequest) (*wire.ExtendResponse, error) {
-	return nil, wire.Errorf(wire.CodeUnknownCommand, "Extend is not built yet")
+const reasonBytesMax = 1 << 10
+
+// change carries out one alteration, deletion or reset. They come one after another, so that each sees what the one before
+// made: a generation that is one higher, a topic that is gone. do gets a context that does not end with the caller's: what was
+// begun is seen through to its commit, and what has to follow it is done. So ctx bounds the waiting for others only.
+func (b *Broker) change(ctx context.Context, reason string, do func(context.Context) error) error {
+	if err := b.check(); err != nil {
+		return err
+	}
+	if len(reason) > reasonBytesMax {
+		return wire.Errorf(wire.CodeTooLarge, "a reason of %d bytes, at most %d are possible", len(reason), reasonBytesMax)
+	}
+	select {
+	case b.changes <- struct{}{}:
+		defer func() { <-b.changes }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return b.patiently(context.WithoutCancel(ctx), do)
 }
 
-// AlterTopic implements wire.Admin.
-func (b *Broker) AlterTopic(context.Context, *wire.AlterTopicRequest) (*wire.AlterTopicResponse, error) {
-	return nil, wire.Errorf(wire.CodeUnknownCommand, "AlterTopic is not built yet")
+// patiently repeats what found the queue of appends full: unlike a send it may wait, since nobody's reading is held up.
+func (b *Broker) patiently(ctx context.Context, do func(context.Context) error) error {
+	for try := 0; ; try++ {
+		if err := b.check(); err != nil {
+			return err
+		}
+		err := do(ctx)
+		if try == busyTries || wire.CodeOf(coded(err)) != wire.CodeBusy {
+			return err
+		}
+		select {
+		case <-time.After(busyRetry):
+		case <-ctx.Done():
+		}
+	}
 }
 
-// DeleteTopic implements wire.Admin.
-func (b *Broker) DeleteTopic(context.Context, *wire.DeleteTopicRequest) (*wire.DeleteTopicResponse, error) {
-	return nil, wire.Errorf(wire.CodeUnknownCommand, "DeleteTopic is not built yet")
+// weigh carries out something that would keep a processor or the disk busy, if many asked for it: one at a time, so that
+// sends keep the others.
+func (b *Broker) weigh(ctx context.Context, do func() error) error {
+	if err := b.check(); err != nil {
+		return err
+	}
+	select {
+	case b.heavy <- struct{}{}:
+		defer func() { <-b.heavy }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return do()
 }
 
-// DescribeTopic implements wire.Admin.
-func (b *Broker) DescribeTopic(context.Context, *wire.DescribeTopicRequest) (*wire.DescribeTopicResponse, error) {
-	return nil, wire.Errorf(wire.CodeUnknownCommand, "DescribeTopic is not built yet")
+// refuse returns err for the client, and counts it.
+func (b *Broker) refuse(err error) error {
+	b.failedBy(err)
+	err = coded(err)
+	b.metrics.refused(err)
+	return err
 }
 
-// ListGroups implements wire.Admin.
-func (b *Broker) ListGroups(context.Context, *wire.ListGroupsRequest) (*wire.ListGroupsResponse, error) {
-	return nil, wire.Errorf(wire.CodeUnknownCommand, "ListGroups is not built yet")
+// whoText is a peer in an audit.
+func whoText(p *wire.Peer) string {
+	return fmt.Sprintf("app=%s client=%s addr=%s", p.App, p.ClientID, p.Addr)
 }
 
-// SeekGroup implements wire.Admin.
-func (b *Broker) SeekGroup(context.Context, *wire.SeekGroupRequest) (*wire.SeekGroupResponse, error) {
-	return nil, wire.Errorf(wire.CodeUnknownCommand, "SeekGroup is not built yet")
-}
-
-// AlterGroup implements wire.Admin.
-func (b *Broker) AlterGroup(context.Context, *wire.AlterGroupRequest) (*wire.AlterGroupResponse, error) {
-	return nil, wire.Errorf(wire.CodeUnknownCommand, "AlterGroup is not built yet")
-}
-
-// RemoveGroup implements wire.Admin.
-func (b *Broker) RemoveGroup(context.Context, *wire.RemoveGroupRequest) (*wire.RemoveGroupResponse, error) {
-	return nil, wire.Errorf(wire.CodeUnknownCommand, "RemoveGroup is not built yet")
-}
-
-// Peek implements wire.Admin.
-func (b *Broker) Peek(context.Context, *wire.PeekRequest) (*wire.PeekResponse, error) {
-	return nil, wire.Errorf(wire.CodeUnknownCommand, "Peek is not built yet")
-}
+const (
+	holdsDefault = 20
+	holdsMax     = 1000
+)
 
 // StoreUsage implements wire.Admin.
-func (b *Broker) StoreUsage(context.Context, *wire.StoreUsageRequest) (*wire.StoreUsageResponse, error) {
-	return nil, wire.Errorf(wire.CodeUnknownCommand, "StoreUsage is not built yet")
+func (b *Broker) StoreUsage(ctx context.Context, r *wire.StoreUsageRequest) (*wire.StoreUsageResponse, error) {
+	if b.o.Usage == nil {
+		return nil, b.refuse(wire.Errorf(wire.CodeUnknownCommand, "this broker does not look at its disks"))
+	}
+	asked := &wire.StoreUsageRequest{HoldsMax: min(orDefault(r.HoldsMax, holdsDefault), holdsMax)}
+	var response *wire.StoreUsageResponse
+	err := b.weigh(ctx, func() (err error) {
+		response, err = b.o.Usage(ctx, asked)
+		return err
+	})
+	if err != nil {
+		return nil, b.refuse(err)
+	}
+	return response, nil
 }

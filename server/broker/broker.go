@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"runtime"
@@ -36,6 +37,14 @@ type Options struct {
 	// RowsMax bounds where groups stand: the partitions of all (group, topic) together. Each takes some 80 bytes, and 300 once it
 	// is consumed. 0: 2,097,152.
 	RowsMax int
+	// Retention is what topics without an age or size of their own have, as far as it is told to people. 0 in it: no limit.
+	Retention store.Settings
+	// AbandonedAfter is how long a group does nothing until it holds no messages any more, as far as it is told. 0: 30 days.
+	AbandonedAfter time.Duration
+	// Usage answers StoreUsage. nil: that cannot be asked.
+	Usage func(context.Context, *wire.StoreUsageRequest) (*wire.StoreUsageResponse, error)
+	// Now is the wall clock, for what is told to people. nil: time.Now.
+	Now func() time.Time
 	// Readers is how many goroutines answer fetches that waited. 0: one a processor.
 	Readers int
 	// Flush is called when answers were given from a goroutine of the broker's own, after the last of some. nil: nothing.
@@ -58,6 +67,12 @@ func (o Options) withDefaults() Options {
 	if o.RowsMax == 0 {
 		o.RowsMax = 2 << 20
 	}
+	if o.AbandonedAfter == 0 {
+		o.AbandonedAfter = 30 * 24 * time.Hour
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
 	if o.Readers == 0 {
 		o.Readers = runtime.GOMAXPROCS(0)
 	}
@@ -78,7 +93,7 @@ const (
 	itemsMax        = 4096    // of an ack
 	rowsMax         = 1 << 15 // of an answer about groups: what fits into a frame, unless names are long
 	answerBytesMax  = wire.ReplyBytesMax - 1<<10
-	subscribeTries  = 100                    // when busy
+	busyTries       = 100                    // of what may wait, when busy
 	busyRetry       = 20 * time.Millisecond  // a queue full of appends is on disk after that
 	waitersRetry    = 500 * time.Millisecond // fetches that wait end one by one
 	readPause       = 5 * time.Second        // after a read error of a partition
@@ -101,7 +116,9 @@ type Broker struct {
 	watch    watch
 	births   births
 	room     room
-	lags     chan struct{} // has room for one: GroupLag is heavy
+	changes  chan struct{}                  // has room for one: alterations, deletions and resets come one after another
+	heavy    chan struct{}                  // has room for one: what looks at many partitions or reads messages for an operator
+	refusing atomic.Pointer[wire.CodeError] // why no message is taken; nil: they are
 	metrics  metrics
 	produces sync.Pool // *produceCall
 	buffers  sync.Pool // *[]byte, of fetches
@@ -131,7 +148,7 @@ var (
 //	b.Close()
 //	s.Close()
 func New(o Options) *Broker {
-	b := &Broker{o: o.withDefaults(), lags: make(chan struct{}, 1)}
+	b := &Broker{o: o.withDefaults(), changes: make(chan struct{}, 1), heavy: make(chan struct{}, 1)}
 	b.dispatch = dispatch.New(dispatch.Options{
 		Source: source{b}, AckTimeout: o.AckTimeout, Grace: o.Grace, WaitersMax: o.WaitersMax, Boot: o.Boot, Logger: o.Logger,
 	})

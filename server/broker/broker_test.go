@@ -232,6 +232,7 @@ type stage struct {
 	later   []string // of fetches that waited: their order among the others is not fixed
 	fetches int
 	cancels map[string]context.CancelFunc
+	born    time.Time // when the bubble began
 }
 
 func (st *stage) say(format string, args ...any) {
@@ -304,6 +305,53 @@ func (st *stage) do(c script.Command) {
 		for _, t := range r.Topics {
 			st.say("topic %s %d.%d partitions %d", t.Name, t.Id, t.Incarnation, t.Partitions)
 		}
+	case "alter": // topic=orders partitions=3 age=1h bytes=1000 discard=true produce=paused consume=paused why=text
+		r, err := st.broker.AlterTopic(ctx, alteration(c, topic))
+		if err != nil {
+			st.say("%v", short(err))
+			return
+		}
+		st.say("%s", topicText(r.Topic))
+	case "delete": // topic=orders why=text
+		r, err := st.broker.DeleteTopic(ctx, &wire.DeleteTopicRequest{Topic: topic, Reason: c.Str("why", "")})
+		if err != nil {
+			st.say("%v", short(err))
+			return
+		}
+		st.say("deleted %s", topicText(r.Topic))
+	case "describe": // topic=orders
+		r, err := st.broker.DescribeTopic(ctx, &wire.DescribeTopicRequest{Topic: topic})
+		if err != nil {
+			st.say("%v", short(err))
+			return
+		}
+		st.say("%s", topicText(r.Topic))
+		st.say("effective %s", settingsText(r.Effective))
+		for _, p := range r.Partitions {
+			st.say("%d: [%d,%d) %d bytes, from %s to %s", p.Partition, p.First, p.End, p.Bytes, timeText(p.OldestNs), timeText(p.NewestNs))
+		}
+		for _, g := range r.Groups {
+			st.say("group %s", g)
+		}
+	case "peek": // partition=0 index=0 after=1m max=1 bytes=0; after counts from the bubble's begin
+		r := &wire.PeekRequest{Topic: topic, Partition: uint32(c.Int("partition", 0)), Index: uint64(c.Int("index", 0)), MessagesMax: uint32(c.Int("max", 0)), BytesMax: uint32(c.Int("bytes", 0))}
+		if after, ok := c.Args["after"]; ok {
+			r.TimeNs = st.born.Add(c.Duration(after)).UnixNano()
+		}
+		a, err := st.broker.Peek(ctx, r)
+		if err != nil {
+			st.say("%v", short(err))
+			return
+		}
+		f := fetched{FetchResponse: wire.FetchResponse{Partition: uint16(r.Partition), From: a.From, To: a.To, Batches: a.Batches}}
+		if err := f.check(); err != nil {
+			st.say("WRONG BYTES: %v", err)
+		}
+		st.say("[%d,%d) of [%d,%d), gap %v, %d bytes", a.From, a.To, a.First, a.End, wire.GapReason(a.Gap), len(a.Batches))
+	case "writable":
+		st.broker.SetWritable(true, "")
+	case "unwritable": // why=text
+		st.broker.SetWritable(false, c.Str("why", ""))
 	case "route":
 		r, err := st.broker.Route(ctx, &wire.RouteRequest{Topic: topic})
 		if err != nil {
@@ -411,6 +459,67 @@ func (st *stage) do(c script.Command) {
 	}
 }
 
+func alteration(c script.Command, topic string) *wire.AlterTopicRequest {
+	r := &wire.AlterTopicRequest{Topic: topic, Settings: &wire.TopicSettings{}, Reason: c.Str("why", "")}
+	if _, ok := c.Args["partitions"]; ok {
+		n := uint32(c.Int("partitions", 0))
+		r.Partitions = &n
+	}
+	if age, ok := c.Args["age"]; ok {
+		ms := c.Duration(age).Milliseconds()
+		r.Settings.RetentionMs = &ms
+	}
+	if _, ok := c.Args["bytes"]; ok {
+		n := int64(c.Int("bytes", 0))
+		r.Settings.RetentionBytes = &n
+	}
+	flag := func(to **bool, name, set string) {
+		if v, ok := c.Args[name]; ok {
+			is := v == set
+			*to = &is
+		}
+	}
+	flag(&r.Settings.DiscardUnconsumed, "discard", "true")
+	flag(&r.Settings.PauseProduce, "produce", "paused")
+	flag(&r.Settings.PauseConsume, "consume", "paused")
+	return r
+}
+
+func topicText(t *wire.Topic) string {
+	s := fmt.Sprintf("topic %s %d.%d partitions %d", t.Name, t.Id, t.Incarnation, t.Partitions)
+	if more := settingsText(t.Settings); more != "" {
+		s += " " + more
+	}
+	return s
+}
+
+// settingsText names what is not the default.
+func settingsText(s *wire.TopicSettings) string {
+	var words []string
+	if ms := s.GetRetentionMs(); ms != 0 {
+		words = append(words, fmt.Sprint("age ", time.Duration(ms)*time.Millisecond))
+	}
+	if n := s.GetRetentionBytes(); n != 0 {
+		words = append(words, fmt.Sprint("bytes ", n))
+	}
+	for _, f := range []struct {
+		is   bool
+		word string
+	}{{s.GetDiscardUnconsumed(), "discard"}, {s.GetPauseProduce(), "produce-paused"}, {s.GetPauseConsume(), "consume-paused"}} {
+		if f.is {
+			words = append(words, f.word)
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+func timeText(ns int64) string {
+	if ns == 0 {
+		return "none"
+	}
+	return time.Unix(0, ns).UTC().Format("15:04:05")
+}
+
 func (st *stage) fail(c script.Command) {
 	what := c.Words[0]
 	st.fs.SetBefore(func(op journaltest.Op) journaltest.Fault {
@@ -455,7 +564,7 @@ func short(err error) string {
 func TestScripts(t *testing.T) {
 	script.Each(t, func(t *testing.T, file string) {
 		synctest.Test(t, func(t *testing.T) {
-			st := &stage{cancels: map[string]context.CancelFunc{}}
+			st := &stage{cancels: map[string]context.CancelFunc{}, born: time.Now()}
 			script.Run(t, file, st.run)
 			for _, cancel := range st.cancels {
 				cancel()

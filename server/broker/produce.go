@@ -59,6 +59,12 @@ func (c *produceCall) append(ctx context.Context, r *wire.ProduceRequest, done f
 	if uint32(r.Partition) >= t.Partitions {
 		return noPartition(&t, uint32(r.Partition))
 	}
+	if t.Settings.PauseProduce {
+		return wire.Errorf(wire.CodePaused, "topic %q takes no messages at the moment", t.Name)
+	}
+	if why := b.refusing.Load(); why != nil {
+		return why
+	}
 	batch, err := wire.ParseBatch(r.Batch)
 	if err != nil {
 		return err
@@ -75,6 +81,16 @@ func (c *produceCall) append(ctx context.Context, r *wire.ProduceRequest, done f
 		return b.store.QueueBatch(p, batch, c.committed)
 	}
 	return b.store.AppendBatch(p, batch, c.committed)
+}
+
+// SetWritable says whether messages are taken; when not, sends are answered CodeNoSpace and why, which is for people. Acks and all
+// that is written for groups and topics goes on. It may be called at any time.
+func (b *Broker) SetWritable(ok bool, why string) {
+	if ok {
+		b.refusing.Store(nil)
+		return
+	}
+	b.refusing.Store(wire.Errorf(wire.CodeNoSpace, "%s", why))
 }
 
 // Commit implements wire.Committer: what batched sessions stored is committed.

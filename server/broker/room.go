@@ -7,8 +7,8 @@ import (
 	"github.com/jmqio/jmq/wire"
 )
 
-// room counts what stays for ever and takes memory, at this start and at every later one: topics, their partitions, and
-// rows, a partition for each group on it. Whoever may make them could else make more than any machine holds, with a few
+// room counts what stays until it is deleted and takes memory, at this start and at every later one: topics, their partitions,
+// and rows, a partition for each group on it. Whoever may make them could else make more than any machine holds, with a few
 // bytes each, and the broker would never start again.
 type room struct {
 	mu struct {
@@ -72,19 +72,26 @@ func (r *room) leaveTopic(partitions int, sure bool) {
 	r.mu.partitions -= partitions
 }
 
-// group takes room for a group on a topic.
-func (r *room) group(o *Options, partitions int) error {
+// more takes room for partitions of a topic that is there, and for rows.
+func (r *room) more(o *Options, partitions, rows int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.mu.rows+partitions > o.RowsMax {
-		return wire.Errorf(wire.CodeTooLarge, "all groups have %d partitions, and can have %d: %d more are too many", r.mu.rows, o.RowsMax, partitions)
+	switch m := &r.mu; {
+	case partitions > 0 && m.partitions+partitions > o.AllPartitionsMax:
+		return wire.Errorf(wire.CodeTooLarge, "there are %d partitions in all topics, and %d can be: %d more are too many", m.partitions, o.AllPartitionsMax, partitions)
+	case m.rows+rows > o.RowsMax:
+		return wire.Errorf(wire.CodeTooLarge, "all groups have %d partitions, and can have %d: %d more are too many", m.rows, o.RowsMax, rows)
 	}
-	r.mu.rows += partitions
+	r.mu.partitions += partitions
+	r.mu.rows += rows
 	return nil
 }
 
-func (r *room) leaveGroup(partitions int) {
+// less gives room back: for what was not made, or is gone.
+func (r *room) less(topics, partitions, rows int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.mu.rows -= partitions
+	r.mu.topics -= topics
+	r.mu.partitions -= partitions
+	r.mu.rows -= rows
 }

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -40,13 +41,13 @@ func TestLagWaits(t *testing.T) {
 	w := newWorld(t, Options{})
 	defer w.close()
 	w.topic("orders", 1)
-	w.broker.lags <- struct{}{}
+	w.broker.heavy <- struct{}{}
 	ctx, cancel := context.WithCancel(as("a"))
 	cancel()
 	if _, err := w.broker.GroupLag(ctx, &wire.GroupLagRequest{Topic: "orders"}); wire.CodeOf(err) != wire.CodeTimeout {
 		t.Errorf("%v, want timeout", err)
 	}
-	<-w.broker.lags
+	<-w.broker.heavy
 	if _, err := w.broker.GroupLag(as("a"), &wire.GroupLagRequest{Topic: "orders"}); err != nil {
 		t.Error(err)
 	}
@@ -54,7 +55,8 @@ func TestLagWaits(t *testing.T) {
 
 // The list of as many topics as there can be, with names as long as they can be, is one answer.
 func TestTopicsAreOneAnswer(t *testing.T) {
-	topic := &wire.Topic{Name: strings.Repeat("t", wire.NameBytesMax), Id: 1 << 40, Incarnation: 1 << 20, Partitions: PartitionsMax, CreatedNs: 1 << 62}
+	topic := topicMessage(&store.Topic{Name: strings.Repeat("t", wire.NameBytesMax), ID: 1 << 40, Incarnation: 1 << 20, Partitions: PartitionsMax, Created: 1 << 62,
+		Settings: store.Settings{RetentionAge: -1, RetentionBytes: -1, DiscardUnconsumed: true, PauseProduce: true, PauseConsume: true}})
 	one := proto.Size(&wire.ListTopicsResponse{Topics: []*wire.Topic{topic}})
 	if n := one * (Options{}).withDefaults().TopicsMax; n > answerBytesMax {
 		t.Fatalf("%d bytes, at most %d fit", n, answerBytesMax)

@@ -3,6 +3,10 @@ package broker
 import (
 	"context"
 	"errors"
+	"math"
+	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
@@ -12,10 +16,7 @@ import (
 func (b *Broker) CreateTopic(ctx context.Context, r *wire.CreateTopicRequest) (*wire.CreateTopicResponse, error) {
 	t, err := b.createTopic(ctx, r)
 	if err != nil {
-		b.failedBy(err)
-		err = coded(err)
-		b.metrics.refused(err)
-		return nil, err
+		return nil, b.refuse(err)
 	}
 	return &wire.CreateTopicResponse{Topic: topicMessage(&t)}, nil
 }
@@ -30,9 +31,13 @@ func (b *Broker) createTopic(ctx context.Context, r *wire.CreateTopicRequest) (s
 	if r.Partitions < 1 || r.Partitions > PartitionsMax {
 		return store.Topic{}, wire.Errorf(wire.CodeInvalid, "%d partitions, 1 to %d are possible", r.Partitions, PartitionsMax)
 	}
+	settings, err := settingsOf(r.Settings, store.Settings{})
+	if err != nil {
+		return store.Topic{}, err
+	}
 	namespace := wire.PeerFrom(ctx).Namespace
 	t, there := b.store.Topic(namespace, r.Topic)
-	err := error(store.ErrTopicExists)
+	err = error(store.ErrTopicExists)
 	if !there {
 		if err := b.room.topic(b, int(r.Partitions)); err != nil {
 			return store.Topic{}, err
@@ -42,15 +47,120 @@ func (b *Broker) createTopic(ctx context.Context, r *wire.CreateTopicRequest) (s
 		}
 	}
 	if errors.Is(err, store.ErrTopicExists) {
-		if t.Partitions == r.Partitions {
-			return t, nil
+		if t.Partitions != r.Partitions {
+			return t, wire.Errorf(wire.CodeTopicExists, "topic %q is there with %d partitions, not %d", t.Name, t.Partitions, r.Partitions)
 		}
-		return t, wire.Errorf(wire.CodeTopicExists, "topic %q is there with %d partitions, not %d", t.Name, t.Partitions, r.Partitions)
+		if asked, err := settingsOf(r.Settings, t.Settings); err != nil || asked != t.Settings {
+			return t, wire.Errorf(wire.CodeTopicExists, "topic %q is there with other settings: alter them", t.Name)
+		}
+		return t, nil
 	}
-	if err == nil {
-		b.o.Logger.Info("a topic was made", "topic", t.Name, "id", t.ID, "partitions", t.Partitions)
+	if err != nil {
+		return t, err
 	}
+	b.o.Logger.Info("a topic was made", "topic", t.Name, "id", t.ID, "partitions", t.Partitions, "who", whoText(wire.PeerFrom(ctx)))
+	if settings == t.Settings {
+		return t, nil
+	}
+	// Who asks again, since this failed, is told that the topic has other settings.
+	err = b.change(ctx, "", func(ctx context.Context) (err error) {
+		t, err = b.alterTopic(ctx, &wire.AlterTopicRequest{Topic: r.Topic, Settings: r.Settings, Reason: "as it was made"})
+		return err
+	})
 	return t, err
+}
+
+// AlterTopic implements wire.Admin.
+func (b *Broker) AlterTopic(ctx context.Context, r *wire.AlterTopicRequest) (*wire.AlterTopicResponse, error) {
+	var t store.Topic
+	err := b.change(ctx, r.Reason, func(ctx context.Context) (err error) {
+		t, err = b.alterTopic(ctx, r)
+		return err
+	})
+	if err != nil {
+		return nil, b.refuse(err)
+	}
+	return &wire.AlterTopicResponse{Topic: topicMessage(&t)}, nil
+}
+
+func (b *Broker) alterTopic(ctx context.Context, r *wire.AlterTopicRequest) (store.Topic, error) {
+	who := wire.PeerFrom(ctx)
+	t, err := b.topic(who.Namespace, r.Topic)
+	if err != nil {
+		return t, err
+	}
+	settings, err := settingsOf(r.Settings, t.Settings)
+	if err != nil {
+		return t, err
+	}
+	c := store.Change{Who: whoText(who), Why: r.Reason}
+	more := 0
+	if r.Partitions != nil && *r.Partitions != t.Partitions {
+		if *r.Partitions < t.Partitions || *r.Partitions > PartitionsMax {
+			return t, wire.Errorf(wire.CodeInvalid, "%d partitions, topic %q has %d: %d to %d are possible", *r.Partitions, t.Name, t.Partitions, t.Partitions, PartitionsMax)
+		}
+		c.Partitions = *r.Partitions
+		more = int(c.Partitions - t.Partitions)
+	}
+	if settings != t.Settings {
+		c.Settings = &settings
+	}
+	if c.Partitions == 0 && c.Settings == nil {
+		return t, nil
+	}
+	// No group is born meanwhile: each has as many partitions as is counted.
+	key := topicKey(&t)
+	if err := b.births.hold(ctx, key); err != nil {
+		return t, err
+	}
+	defer b.births.release(key)
+	rows := more * len(b.o.Offsets.GroupsOf(key))
+	if err := b.room.more(&b.o, more, rows); err != nil {
+		return t, err
+	}
+	was := t
+	t, err = b.store.AlterTopic(ctx, was.ID, was.Incarnation, c)
+	if err != nil {
+		b.room.less(0, more, rows)
+		return t, err
+	}
+	b.o.Logger.Info("a topic was altered", "topic", t.Name, "id", t.ID, "partitions", t.Partitions, "was", was.Partitions,
+		"settings", t.Settings, "wereSettings", was.Settings, "who", c.Who, "why", c.Why)
+	return t, nil
+}
+
+// DeleteTopic implements wire.Admin.
+func (b *Broker) DeleteTopic(ctx context.Context, r *wire.DeleteTopicRequest) (*wire.DeleteTopicResponse, error) {
+	var t store.Topic
+	err := b.change(ctx, r.Reason, func(ctx context.Context) (err error) {
+		t, err = b.deleteTopic(ctx, r)
+		return err
+	})
+	if err != nil {
+		return nil, b.refuse(err)
+	}
+	return &wire.DeleteTopicResponse{Topic: topicMessage(&t)}, nil
+}
+
+func (b *Broker) deleteTopic(ctx context.Context, r *wire.DeleteTopicRequest) (store.Topic, error) {
+	who := wire.PeerFrom(ctx)
+	t, err := b.topic(who.Namespace, r.Topic)
+	if err != nil {
+		return t, err
+	}
+	// No birth may follow the record: it would be a group on a topic that is not there.
+	key := topicKey(&t)
+	if err := b.births.hold(ctx, key); err != nil {
+		return t, err
+	}
+	defer b.births.release(key)
+	groups := len(b.o.Offsets.GroupsOf(key))
+	if err := b.store.DeleteTopic(ctx, t.ID, t.Incarnation, whoText(who), r.Reason); err != nil {
+		return t, err
+	}
+	b.room.less(1, int(t.Partitions), int(t.Partitions)*groups)
+	b.o.Logger.Info("a topic was deleted", "topic", t.Name, "id", t.ID, "partitions", t.Partitions, "groups", groups, "who", whoText(who), "why", r.Reason)
+	return t, nil
 }
 
 // ListTopics implements wire.Admin.
@@ -68,16 +178,128 @@ func (b *Broker) ListTopics(ctx context.Context, _ *wire.ListTopicsRequest) (*wi
 	return response, nil
 }
 
+// DescribeTopic implements wire.Admin.
+func (b *Broker) DescribeTopic(ctx context.Context, r *wire.DescribeTopicRequest) (*wire.DescribeTopicResponse, error) {
+	var response *wire.DescribeTopicResponse
+	err := b.weigh(ctx, func() (err error) {
+		response, err = b.describeTopic(ctx, r)
+		return err
+	})
+	if err != nil {
+		return nil, b.refuse(err)
+	}
+	return response, nil
+}
+
+func (b *Broker) describeTopic(ctx context.Context, r *wire.DescribeTopicRequest) (*wire.DescribeTopicResponse, error) {
+	t, err := b.topic(wire.PeerFrom(ctx).Namespace, r.Topic)
+	if err != nil {
+		return nil, err
+	}
+	effective := t.Settings
+	if effective.RetentionAge == 0 {
+		effective.RetentionAge = orNever(b.o.Retention.RetentionAge)
+	}
+	if effective.RetentionBytes == 0 {
+		effective.RetentionBytes = orNever(b.o.Retention.RetentionBytes)
+	}
+	response := &wire.DescribeTopicResponse{Topic: topicMessage(&t), Effective: settingsMessage(effective)}
+	for p := range t.Partitions {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		row, err := b.describePartition(partitionOf(&t, p))
+		if err != nil {
+			return nil, err
+		}
+		response.Partitions = append(response.Partitions, row)
+	}
+	size := proto.Size(response)
+	for _, g := range b.o.Offsets.GroupsOf(topicKey(&t)) {
+		if size += len(g.Name) + 4; size > answerBytesMax {
+			return nil, wire.Errorf(wire.CodeTooLarge, "the groups of topic %q are more than an answer holds: list them one by one", t.Name)
+		}
+		response.Groups = append(response.Groups, g.Name)
+	}
+	return response, nil
+}
+
+func orNever[T ~int64](v T) T {
+	if v == 0 {
+		return -1
+	}
+	return v
+}
+
+func (b *Broker) describePartition(p store.Partition) (*wire.TopicPartition, error) {
+	first, end, err := b.store.Bounds(p)
+	if err != nil {
+		return nil, err
+	}
+	bytes, err := b.store.Bytes(p)
+	if err != nil {
+		return nil, err
+	}
+	row := &wire.TopicPartition{Partition: uint32(p.Partition), First: uint64(first), End: uint64(end), Bytes: uint64(max(bytes, 0))}
+	if first < end {
+		// What cannot be read, or was trimmed meanwhile, has no time; all else is told.
+		row.OldestNs, _ = b.store.Stored(p, first)
+		row.NewestNs, _ = b.store.Stored(p, end-1)
+	}
+	return row, nil
+}
+
 func topicMessage(t *store.Topic) *wire.Topic {
-	return &wire.Topic{Name: t.Name, Id: uint64(t.ID), Incarnation: t.Incarnation, Partitions: t.Partitions, CreatedNs: t.Created}
+	return &wire.Topic{Name: t.Name, Id: uint64(t.ID), Incarnation: t.Incarnation, Partitions: t.Partitions, CreatedNs: t.Created, Settings: settingsMessage(t.Settings)}
+}
+
+func settingsMessage(s store.Settings) *wire.TopicSettings {
+	age := s.RetentionAge.Milliseconds()
+	if s.RetentionAge < 0 {
+		age = -1
+	}
+	bytes := max(s.RetentionBytes, -1)
+	return &wire.TopicSettings{RetentionMs: &age, RetentionBytes: &bytes, DiscardUnconsumed: &s.DiscardUnconsumed, PauseProduce: &s.PauseProduce, PauseConsume: &s.PauseConsume}
+}
+
+const retentionMsMax = math.MaxInt64 / int64(time.Millisecond)
+
+// settingsOf returns s with what m says.
+func settingsOf(m *wire.TopicSettings, s store.Settings) (store.Settings, error) {
+	if m == nil {
+		return s, nil
+	}
+	if v := m.RetentionMs; v != nil {
+		if *v < -1 || *v > retentionMsMax {
+			return s, wire.Errorf(wire.CodeInvalid, "retention of %d ms: 0 is the broker's default, -1 for ever, at most %d is possible", *v, retentionMsMax)
+		}
+		if s.RetentionAge = time.Duration(*v) * time.Millisecond; *v < 0 {
+			s.RetentionAge = -1
+		}
+	}
+	if v := m.RetentionBytes; v != nil {
+		if *v < -1 {
+			return s, wire.Errorf(wire.CodeInvalid, "retention of %d bytes: 0 is the broker's default, -1 without limit", *v)
+		}
+		s.RetentionBytes = *v
+	}
+	setIf(&s.DiscardUnconsumed, m.DiscardUnconsumed)
+	setIf(&s.PauseProduce, m.PauseProduce)
+	setIf(&s.PauseConsume, m.PauseConsume)
+	return s, nil
+}
+
+func setIf(v, to *bool) {
+	if to != nil {
+		*v = *to
+	}
 }
 
 // Route implements wire.Broker. All partitions of a topic are in this broker group; the version grows with them.
 func (b *Broker) Route(ctx context.Context, r *wire.RouteRequest) (*wire.RouteResponse, error) {
 	t, err := b.route(ctx, r)
 	if err != nil {
-		b.metrics.refused(err)
-		return nil, err
+		return nil, b.refuse(err)
 	}
 	response := &wire.RouteResponse{Version: uint64(t.Incarnation)<<32 | uint64(t.Partitions), TopicId: uint64(t.ID), Incarnation: t.Incarnation}
 	for p := range t.Partitions {
