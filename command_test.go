@@ -77,7 +77,7 @@ func TestCommands(t *testing.T) {
 	sh.ok("", "topic create orders -p 1") // the same again is fine
 	sh.fails(exitError, "topic-exists", "", "topic create orders -p 2")
 	sh.ok("", "topic create z.other -p 3")
-	if out := sh.ok("", "topic ls -o csv"); !strings.HasPrefix(out, "name,partitions,created at\norders,1,2") || !strings.Contains(out, "\nz.other,3,2") {
+	if out := sh.ok("", "topic ls -o csv"); !strings.HasPrefix(out, "name,partitions,created at,retention,size limit,paused\norders,1,2") || !strings.Contains(out, "\nz.other,3,2") {
 		t.Errorf("ls: %q", out)
 	}
 

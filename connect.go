@@ -29,18 +29,22 @@ func (c *connection) flags(f *pflag.FlagSet) {
 	f.DurationVar(&c.timeout, "connect-timeout", 5*time.Second, "how long connecting to the broker may take")
 }
 
+// where is the address to connect to.
+func (c *connection) where() string {
+	if c.address != "" {
+		return c.address
+	}
+	if address := os.Getenv(envAddress); address != "" {
+		return address
+	}
+	return addressDefault
+}
+
 // dial connects to the broker, or says which one cannot be reached and what to do. The caller closes the client.
 func (c *connection) dial(cmd *cobra.Command, options ...client.Option) (*client.Client, error) {
-	address := c.address
-	if address == "" {
-		address = os.Getenv(envAddress)
-	}
-	if address == "" {
-		address = addressDefault
-	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), c.timeout)
 	defer cancel()
-	cl, err := client.Dial(ctx, address, options...)
+	cl, err := client.Dial(ctx, c.where(), options...)
 	if err != nil {
 		if _, tried := errors.AsType[*client.Error](err); !tried {
 			return nil, usageError(err)
@@ -60,8 +64,8 @@ func closeClient(cl *client.Client) {
 }
 
 // call connects and calls f within the connection's timeout.
-func (c *connection) call(cmd *cobra.Command, f func(context.Context, *client.Client) error) error {
-	cl, err := c.dial(cmd, client.WithConns(1))
+func (c *connection) call(cmd *cobra.Command, f func(context.Context, *client.Client) error, options ...client.Option) error {
+	cl, err := c.dial(cmd, append(options, client.WithConns(1))...)
 	if err != nil {
 		return err
 	}

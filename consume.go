@@ -63,6 +63,9 @@ With --format each message is printed as it says: %v body, %k key, %o order key,
 	f.StringVar(&o.format, "format", "", "how to print a message, see above")
 	f.StringVarP(&o.output, "output", "o", "body", "form of the output: "+strings.Join(consumeOutputs, ", "))
 	completeOutput(consume, consumeOutputs)
+	consume.ValidArgsFunction = o.completer(topicNames)
+	// The flag was just made, so this cannot fail.
+	_ = consume.RegisterFlagCompletionFunc("group", o.flagCompleter(groupNames))
 	return consume
 }
 

@@ -68,7 +68,7 @@ Start with: jmq dev`,
 	root.SetErr(stderr)
 	root.AddCommand(
 		devCommand(), runCommand(),
-		produceCommand(), consumeCommand(), topicCommand(), groupCommand(),
+		produceCommand(), consumeCommand(), topicCommand(), groupCommand(), msgCommand(), storeCommand(),
 		journalCommand(), benchCommand(), configCommand(), versionCommand(),
 	)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {

@@ -55,6 +55,7 @@ A message counts as sent when it is on the broker's disk. Messages with the same
 	f.DurationVar(&o.timeout, "timeout", 3*time.Second, "how long a send may take")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "no progress and no summary")
 	outputFlag(produce, &o.output)
+	produce.ValidArgsFunction = o.completer(topicNames)
 	return produce
 }
 
