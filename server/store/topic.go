@@ -5,37 +5,66 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/jmqio/jmq/server/journal"
 )
 
-// A topic record's payload (journal.KindTopic), little-endian:
+// A topic record's payload (journal.KindTopic), little-endian. Each holds the topic as it is after the change, of a delete
+// as it was before: so a record says all by itself, also where the one before it was lost.
 //
-//	 0  version      u8    1
-//	 1  operation    u8    1 create; 2 alter and 3 delete are kept free
-//	 2  reserved     u16   0
-//	 4  namespace    u32
-//	 8  topic        u64
-//	16  incarnation  u32
-//	20  partitions   u32
-//	24  created      i64   unix nanoseconds
-//	32  nameLength   u8
-//	33  name
+//	 0  version         u8    2
+//	 1  operation       u8    1 create, 2 alter, 3 delete
+//	 2  flags           u8    1 discardUnconsumed, 2 pauseProduce, 4 pauseConsume
+//	 3  nameLength      u8
+//	 4  namespace       u32
+//	 8  topic           u64
+//	16  incarnation     u32
+//	20  partitions      u32
+//	24  created         i64   unix nanoseconds
+//	32  retentionAge    i64   nanoseconds
+//	40  retentionBytes  i64
+//	48  whoLength       u16
+//	50  whyLength       u16
+//	52  name, who, why
 const (
-	topicVersion    = 1
-	topicCreate     = 1
-	topicFixedBytes = 33
+	topicVersion    = 2
+	topicFixedBytes = 52
 
-	topicsSnapshotVersion = 1
+	flagDiscardUnconsumed = 1
+	flagPauseProduce      = 2
+	flagPauseConsume      = 4
+
+	topicsSnapshotVersion = 2
 	topicShards           = 256
 
 	// TopicNameBytesMax and PartitionsMax bound what a topic can be.
 	TopicNameBytesMax = 255
 	PartitionsMax     = 1 << 16
+	// TopicReasonBytesMax bounds who and why of a change.
+	TopicReasonBytesMax = 4096
 )
+
+// TopicOperation is what a topic record does.
+type TopicOperation uint8
+
+const (
+	TopicCreate TopicOperation = 1
+	TopicAlter  TopicOperation = 2
+	TopicDelete TopicOperation = 3
+)
+
+// TopicRecord is a topic record's content.
+type TopicRecord struct {
+	Operation TopicOperation
+	Topic     Topic // after the change; of a delete before it
+	Who, Why  string
+}
 
 // errTopicRecord: a payload is not a topic record, or one of a newer version.
 var errTopicRecord = errors.New("store: not a topic record")
@@ -51,61 +80,100 @@ func (t *Topic) Check() error {
 	return nil
 }
 
-// AppendTopicCreate appends the payload of a record that creates t.
-func AppendTopicCreate(b []byte, t *Topic) []byte {
-	b = append(b, topicVersion, topicCreate, 0, 0)
+// AppendTopicRecord appends the payload of a topic record. Who and why are cut to TopicReasonBytesMax.
+func AppendTopicRecord(b []byte, r *TopicRecord) []byte {
+	who, why := cutReason(r.Who), cutReason(r.Why)
+	t, flags := &r.Topic, byte(0)
+	for _, f := range []struct {
+		set  bool
+		flag byte
+	}{{t.Settings.DiscardUnconsumed, flagDiscardUnconsumed}, {t.Settings.PauseProduce, flagPauseProduce}, {t.Settings.PauseConsume, flagPauseConsume}} {
+		if f.set {
+			flags |= f.flag
+		}
+	}
+	b = append(b, topicVersion, byte(r.Operation), flags, byte(len(t.Name)))
 	b = binary.LittleEndian.AppendUint32(b, t.Namespace)
 	b = binary.LittleEndian.AppendUint64(b, uint64(t.ID))
 	b = binary.LittleEndian.AppendUint32(b, t.Incarnation)
 	b = binary.LittleEndian.AppendUint32(b, t.Partitions)
 	b = binary.LittleEndian.AppendUint64(b, uint64(t.Created))
-	b = append(b, byte(len(t.Name)))
-	return append(b, t.Name...)
+	b = binary.LittleEndian.AppendUint64(b, uint64(t.Settings.RetentionAge))
+	b = binary.LittleEndian.AppendUint64(b, uint64(t.Settings.RetentionBytes))
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(who)))
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(why)))
+	b = append(b, t.Name...)
+	b = append(b, who...)
+	return append(b, why...)
 }
 
-// ParseTopicRecord decodes a topic record's payload: the topic that it creates.
-func ParseTopicRecord(b []byte) (Topic, error) {
-	t, rest, err := parseTopic(b)
+// cutReason cuts s to what a record takes, not within a character.
+func cutReason(s string) string {
+	if len(s) > TopicReasonBytesMax {
+		s = strings.ToValidUTF8(s[:TopicReasonBytesMax], "")
+	}
+	return s
+}
+
+// ParseTopicRecord decodes a topic record's payload.
+func ParseTopicRecord(b []byte) (TopicRecord, error) {
+	r, rest, err := parseTopic(b)
 	if err == nil && len(rest) != 0 {
 		err = fmt.Errorf("%w: %d bytes too many", errTopicRecord, len(rest))
 	}
-	return t, err
+	return r, err
 }
 
-func parseTopic(b []byte) (t Topic, rest []byte, err error) {
+func parseTopic(b []byte) (r TopicRecord, rest []byte, err error) {
 	switch {
 	case len(b) < topicFixedBytes:
-		return t, nil, fmt.Errorf("%w: %d bytes", errTopicRecord, len(b))
+		return r, nil, fmt.Errorf("%w: %d bytes", errTopicRecord, len(b))
 	case b[0] != topicVersion:
-		return t, nil, fmt.Errorf("%w: version %d, this program reads %d", errTopicRecord, b[0], topicVersion)
-	case b[1] != topicCreate:
-		return t, nil, fmt.Errorf("%w: operation %d is not known", errTopicRecord, b[1])
-	case b[2] != 0 || b[3] != 0:
-		return t, nil, fmt.Errorf("%w: reserved bytes are used", errTopicRecord)
+		return r, nil, fmt.Errorf("%w: version %d, this program reads %d", errTopicRecord, b[0], topicVersion)
+	case b[1] < byte(TopicCreate) || b[1] > byte(TopicDelete):
+		return r, nil, fmt.Errorf("%w: operation %d is not known", errTopicRecord, b[1])
+	case b[2] >= flagPauseConsume<<1:
+		return r, nil, fmt.Errorf("%w: flags %#x are not known", errTopicRecord, b[2])
 	}
-	n := topicFixedBytes + int(b[32])
-	if len(b) < n {
-		return t, nil, fmt.Errorf("%w: name is cut", errTopicRecord)
+	name, who, why := int(b[3]), int(binary.LittleEndian.Uint16(b[48:])), int(binary.LittleEndian.Uint16(b[50:]))
+	if who > TopicReasonBytesMax || why > TopicReasonBytesMax || len(b) < topicFixedBytes+name+who+why {
+		return r, nil, fmt.Errorf("%w: name, who or why is cut or too long", errTopicRecord)
 	}
-	t = Topic{
-		Namespace:   binary.LittleEndian.Uint32(b[4:]),
-		ID:          TopicID(binary.LittleEndian.Uint64(b[8:])),
-		Incarnation: binary.LittleEndian.Uint32(b[16:]),
-		Partitions:  binary.LittleEndian.Uint32(b[20:]),
-		Created:     int64(binary.LittleEndian.Uint64(b[24:])),
-		Name:        string(b[topicFixedBytes:n]),
+	text := b[topicFixedBytes:]
+	r = TopicRecord{
+		Operation: TopicOperation(b[1]),
+		Topic: Topic{
+			Namespace:   binary.LittleEndian.Uint32(b[4:]),
+			ID:          TopicID(binary.LittleEndian.Uint64(b[8:])),
+			Incarnation: binary.LittleEndian.Uint32(b[16:]),
+			Partitions:  binary.LittleEndian.Uint32(b[20:]),
+			Created:     int64(binary.LittleEndian.Uint64(b[24:])),
+			Name:        string(text[:name]),
+			Settings: Settings{
+				RetentionAge:      time.Duration(binary.LittleEndian.Uint64(b[32:])),
+				RetentionBytes:    int64(binary.LittleEndian.Uint64(b[40:])),
+				DiscardUnconsumed: b[2]&flagDiscardUnconsumed != 0,
+				PauseProduce:      b[2]&flagPauseProduce != 0,
+				PauseConsume:      b[2]&flagPauseConsume != 0,
+			},
+		},
+		Who: string(text[name : name+who]),
+		Why: string(text[name+who : name+who+why]),
 	}
-	if t.ID == 0 || t.Incarnation == 0 {
-		return t, nil, fmt.Errorf("%w: topic %d, incarnation %d", errTopicRecord, t.ID, t.Incarnation)
+	if r.Topic.ID == 0 || r.Topic.Incarnation == 0 {
+		return r, nil, fmt.Errorf("%w: topic %d, incarnation %d", errTopicRecord, r.Topic.ID, r.Topic.Incarnation)
 	}
-	if err := t.Check(); err != nil {
-		return t, nil, fmt.Errorf("%w: %w", errTopicRecord, err)
+	if err := r.Topic.Check(); err != nil {
+		return r, nil, fmt.Errorf("%w: %w", errTopicRecord, err)
 	}
-	return t, b[n:], nil
+	return r, text[name+who+why:], nil
 }
 
 // Topics is the table of topics. Lookups take no lock: names are spread over shards, each an immutable map behind an atomic
-// pointer, so that a creation copies a part and not all; ids are an immutable list.
+// pointer, so that a creation copies a part and not all; ids are a sorted list.
+//
+// The ids of deleted topics are used again, their incarnations never: they are counted for the whole store. So nothing needs
+// to be remembered of a deleted topic.
 type Topics struct {
 	seed  maphash.Seed
 	names [topicShards]atomic.Pointer[map[topicName]*Topic]
@@ -114,6 +182,10 @@ type Topics struct {
 	mu struct {
 		sync.Mutex
 		list []*Topic // by id
+		// incarnation is the highest ever given. Each topic's is at most that, and no two are the same.
+		incarnation uint32
+		// lenient: records were lost, so those that follow may contradict what is here, and they are right.
+		lenient bool
 	}
 }
 
@@ -160,39 +232,110 @@ func (t *Topics) Len() int {
 	return len(t.mu.list)
 }
 
-// IDMax returns the highest id there is, 0 without topics.
-func (t *Topics) IDMax() TopicID {
+// Incarnation returns the highest incarnation ever given, 0 when none was.
+func (t *Topics) Incarnation() uint32 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if n := len(t.mu.list); n > 0 {
-		return t.mu.list[n-1].ID
-	}
-	return 0
+	return t.mu.incarnation
 }
 
 // Name is the table's in checkpoints.
 func (t *Topics) Name() string { return "topics" }
 
-// Apply adds the topic that a topic record creates.
+// Apply makes the change of a topic record.
 func (t *Topics) Apply(r journal.Record) error {
-	if r.Kind != journal.KindTopic {
-		return nil
+	_, err := t.Change(r)
+	return err
+}
+
+// Change is Apply, and returns which topics are not there any more.
+func (t *Topics) Change(r journal.Record) (gone []Topic, err error) {
+	switch r.Kind {
+	case journal.KindLost:
+		t.lost(len(r.Payload))
+		return nil, nil
+	case journal.KindTopic:
+	default:
+		return nil, nil
 	}
-	topic, err := ParseTopicRecord(r.Payload)
+	c, err := ParseTopicRecord(r.Payload)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.mu.incarnation = max(t.mu.incarnation, c.Topic.Incarnation)
+	at, there := t.findLocked(c.Topic.ID)
+	var old *Topic
+	if there {
+		old = t.mu.list[at]
+	}
+	same := there && old.Incarnation == c.Topic.Incarnation
+	switch named, taken := t.Find(c.Topic.Namespace, c.Topic.Name); {
+	case t.mu.lenient:
+		// What else has its id or its name is older, and the record of its end was lost.
+		if taken && named.ID != c.Topic.ID && c.Operation != TopicDelete {
+			gone = append(gone, *named)
+			other, _ := t.findLocked(named.ID)
+			t.removeLocked(other)
+			at, _ = t.findLocked(c.Topic.ID)
+		}
+		switch {
+		case same && c.Operation != TopicDelete:
+			c.Topic.Partitions = max(c.Topic.Partitions, old.Partitions)
+			t.replaceLocked(at, &c.Topic)
+			return gone, nil
+		case there:
+			gone = append(gone, *old)
+			t.removeLocked(at)
+		}
+		if c.Operation != TopicDelete {
+			err = t.addLocked(&c.Topic)
+		}
+		return gone, err
+	case c.Operation == TopicCreate:
+		return nil, t.addLocked(&c.Topic)
+	case !same || old.Namespace != c.Topic.Namespace || old.Name != c.Topic.Name:
+		return nil, fmt.Errorf("store: topic record changes %q, topic %d, incarnation %d, which is not there", c.Topic.Name, c.Topic.ID, c.Topic.Incarnation)
+	case c.Operation == TopicAlter:
+		if c.Topic.Partitions < old.Partitions {
+			return nil, fmt.Errorf("store: topic record leaves %q %d of %d partitions", c.Topic.Name, c.Topic.Partitions, old.Partitions)
+		}
+		t.replaceLocked(at, &c.Topic)
+		return nil, nil
+	default:
+		t.removeLocked(at)
+		return []Topic{*old}, nil
+	}
+}
+
+// lost takes note of n bytes of records that were lost.
+func (t *Topics) lost(n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.lenient = true
+	// Topics may have been made there, whose incarnations must not be given again.
+	t.mu.incarnation += uint32(n/journal.RecordBytes(topicFixedBytes+1)) + 1
+}
+
+// Recover adds a topic of which only the id and the incarnation are known, or gives it more partitions: its records were lost.
+func (t *Topics) Recover(topic Topic) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.incarnation = max(t.mu.incarnation, topic.Incarnation)
+	if at, there := t.findLocked(topic.ID); there {
+		if old := t.mu.list[at]; old.Incarnation != topic.Incarnation {
+			return fmt.Errorf("store: topic %d has incarnation %d, not %d", topic.ID, old.Incarnation, topic.Incarnation)
+		}
+		t.replaceLocked(at, &topic)
+		return nil
+	}
 	return t.addLocked(&topic)
 }
 
-func (t *Topics) addLocked(topic *Topic) error {
-	n := topicName{topic.Namespace, topic.Name}
-	if there, ok := t.Find(n.namespace, n.name); ok {
-		return fmt.Errorf("store: topic record creates %q as %d, which is there as %d", topic.Name, topic.ID, there.ID)
-	}
-	at, there := slices.BinarySearchFunc(t.mu.list, topic.ID, func(p *Topic, id TopicID) int {
+// findLocked returns where in the list a topic is, or would be.
+func (t *Topics) findLocked(id TopicID) (int, bool) {
+	return slices.BinarySearchFunc(t.mu.list, id, func(p *Topic, id TopicID) int {
 		switch {
 		case p.ID < id:
 			return -1
@@ -201,30 +344,60 @@ func (t *Topics) addLocked(topic *Topic) error {
 		}
 		return 0
 	})
+}
+
+func (t *Topics) addLocked(topic *Topic) error {
+	if there, ok := t.Find(topic.Namespace, topic.Name); ok {
+		return fmt.Errorf("store: topic record creates %q as %d, which is there as %d", topic.Name, topic.ID, there.ID)
+	}
+	at, there := t.findLocked(topic.ID)
 	if there {
 		return fmt.Errorf("store: topic record creates %q as %d, which is %q", topic.Name, topic.ID, t.mu.list[at].Name)
 	}
 	t.mu.list = slices.Insert(t.mu.list, at, topic)
-
-	p := t.shard(n)
-	next := map[topicName]*Topic{n: topic}
-	if old := p.Load(); old != nil {
-		for k, v := range *old {
-			next[k] = v
-		}
-	}
-	p.Store(&next)
+	t.nameLocked(topicName{topic.Namespace, topic.Name}, topic)
 	return nil
 }
 
-// Snapshot appends a version, the number of topics and each as its record has it.
+func (t *Topics) replaceLocked(at int, topic *Topic) {
+	old := t.mu.list[at]
+	t.mu.list[at] = topic
+	if n := (topicName{old.Namespace, old.Name}); n != (topicName{topic.Namespace, topic.Name}) {
+		t.nameLocked(n, nil)
+	}
+	t.nameLocked(topicName{topic.Namespace, topic.Name}, topic)
+}
+
+func (t *Topics) removeLocked(at int) {
+	old := t.mu.list[at]
+	t.mu.list = slices.Delete(t.mu.list, at, at+1)
+	t.nameLocked(topicName{old.Namespace, old.Name}, nil)
+}
+
+// nameLocked puts topic under a name in a copy of the name's shard; nil removes it.
+func (t *Topics) nameLocked(n topicName, topic *Topic) {
+	p := t.shard(n)
+	next := map[topicName]*Topic{}
+	if old := p.Load(); old != nil {
+		next = maps.Clone(*old)
+	}
+	if topic != nil {
+		next[n] = topic
+	} else {
+		delete(next, n)
+	}
+	p.Store(&next)
+}
+
+// Snapshot appends a version, the highest incarnation, the number of topics and each as the record that creates it has it.
 func (t *Topics) Snapshot(b []byte) []byte {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	b = append(b, topicsSnapshotVersion)
+	b = binary.LittleEndian.AppendUint32(b, t.mu.incarnation)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(t.mu.list)))
 	for _, topic := range t.mu.list {
-		b = AppendTopicCreate(b, topic)
+		b = AppendTopicRecord(b, &TopicRecord{Operation: TopicCreate, Topic: *topic})
 	}
 	return b
 }
@@ -236,24 +409,28 @@ func (t *Topics) Restore(b []byte) error {
 	for i := range t.names {
 		t.names[i].Store(nil)
 	}
-	t.mu.list = nil
+	t.mu.list, t.mu.incarnation, t.mu.lenient = nil, 0, false
 	if len(b) == 0 {
 		return nil
 	}
-	if len(b) < 5 {
-		return fmt.Errorf("store: snapshot of topics has %d bytes", len(b))
-	}
+	const head = 9
 	if b[0] != topicsSnapshotVersion {
 		return fmt.Errorf("store: snapshot of topics has version %d, this program reads %d", b[0], topicsSnapshotVersion)
 	}
-	n := binary.LittleEndian.Uint32(b[1:])
-	b = b[5:]
+	if len(b) < head {
+		return fmt.Errorf("store: snapshot of topics has %d bytes", len(b))
+	}
+	incarnation, n := binary.LittleEndian.Uint32(b[1:]), binary.LittleEndian.Uint32(b[5:])
+	b = b[head:]
 	for range n {
-		topic, rest, err := parseTopic(b)
+		r, rest, err := parseTopic(b)
 		if err != nil {
 			return err
 		}
-		if err := t.addLocked(&topic); err != nil {
+		if r.Operation != TopicCreate || r.Topic.Incarnation > incarnation {
+			return fmt.Errorf("store: snapshot of topics has %q with operation %d, incarnation %d of %d", r.Topic.Name, r.Operation, r.Topic.Incarnation, incarnation)
+		}
+		if err := t.addLocked(&r.Topic); err != nil {
 			return err
 		}
 		b = rest
@@ -261,5 +438,6 @@ func (t *Topics) Restore(b []byte) error {
 	if len(b) != 0 {
 		return fmt.Errorf("store: snapshot of topics has %d bytes too many", len(b))
 	}
+	t.mu.incarnation = incarnation
 	return nil
 }

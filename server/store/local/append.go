@@ -79,14 +79,14 @@ func (s *Store) QueueBatch(p store.Partition, batch []byte, done func(first inde
 		s.put(a)
 		return err
 	}
-	t := &pt.topic.topic
-	fields := wire.BrokerFields{
-		Namespace: t.Namespace, Partition: pt.number, Topic: uint64(t.ID), Incarnation: t.Incarnation,
-	}
+	fields := wire.BrokerFields{Namespace: pt.namespace, Partition: p.Partition, Topic: uint64(p.Topic), Incarnation: p.Incarnation}
 	a.entry[0] = journal.Entry{Kind: journal.KindMessages, Payload: b}
 
 	s.order.Lock()
-	if err = s.takesLocked(); err == nil {
+	if err = s.takesLocked(); err == nil && pt.life.ended {
+		err = fmt.Errorf("%w: topic %d, incarnation %d is being deleted", store.ErrNoPartition, p.Topic, p.Incarnation)
+	}
+	if err == nil {
 		a.Stored = s.opt.Now().UnixNano()
 		a.first, a.batch.Stored = pt.assigned, a.Stored
 		fields.FirstIndex, fields.StoredNs = uint64(a.first), a.Stored
@@ -169,14 +169,22 @@ func (s *Store) appendRecord(kind journal.Kind, payload []byte, done func(error)
 	a.Urgent = urgent
 	a.payload = append(a.payload[:0], payload...)
 	a.entry[0] = journal.Entry{Kind: kind, Payload: a.payload}
+	return s.appendPending(a, nil)
+}
+
+// appendPending appends a record that is not a batch. placed is called under the order lock when it has its place.
+func (s *Store) appendPending(a *pending, placed func()) error {
 	s.order.Lock()
 	err := s.takesLocked()
-	if urgent && errors.Is(err, journal.ErrClosed) {
+	if a.Urgent && errors.Is(err, journal.ErrClosed) {
 		err = nil // a closing log lets in what was held back
 	}
 	if err == nil {
 		a.Stored = s.opt.Now().UnixNano()
 		err = s.log.Append(&a.Append)
+	}
+	if err == nil && placed != nil {
+		placed()
 	}
 	s.order.Unlock()
 	if err != nil {
@@ -265,17 +273,13 @@ func (s *Store) applyLocked(rec *journal.Record, pt *part, first index.Index, b 
 			return err
 		}
 	}
-	for _, t := range s.tables {
+	if err := s.applyTopic(rec); err != nil {
+		return fmt.Errorf("table %s: %w", topicsTable, err)
+	}
+	for _, t := range s.tables[1:] {
 		if err := t.Apply(*rec); err != nil {
 			return fmt.Errorf("table %s: %w", t.Name(), err)
 		}
-	}
-	if rec.Kind == journal.KindTopic {
-		t, err := store.ParseTopicRecord(rec.Payload)
-		if err != nil {
-			return err
-		}
-		return s.addTopic(&t)
 	}
 	return nil
 }
@@ -289,9 +293,12 @@ func (s *Store) afterCommit() {
 	for i, pt := range s.grown {
 		pt.grown = false
 		s.grown[i] = nil
-		if w != nil {
+		if w == nil {
+			continue
+		}
+		if now, err := s.part(pt.id); err == nil && now == pt { // else it was deleted in the same commit
 			_, end := s.index.Bounds(pt.key())
-			(*w)(pt.partition(), end)
+			(*w)(pt.id, end)
 		}
 	}
 	s.grown = s.grown[:0]

@@ -20,6 +20,7 @@ type background struct {
 	// work is held while a checkpoint is written or files are rebuilt.
 	work   sync.Mutex
 	buf    []byte // for checkpoints; guarded by work
+	trims  uint64 // Store.trims when the newest checkpoint was begun; guarded by work
 	closed bool   // the folder may be another's; guarded by work
 
 	mu struct {
@@ -93,6 +94,7 @@ func (s *Store) run() {
 		case <-b.wake:
 		}
 		s.repairFiles()
+		s.drop()
 		s.apply.Lock()
 		due = due || !failed && s.apply.since >= s.opt.CheckpointBytes
 		s.apply.Unlock()
@@ -104,6 +106,19 @@ func (s *Store) run() {
 			}
 			tick.Reset(s.opt.CheckpointEvery)
 		}
+	}
+}
+
+// drop takes deleted topics out of the index.
+func (s *Store) drop() {
+	b := &s.background
+	b.work.Lock()
+	defer b.work.Unlock()
+	s.apply.Lock()
+	keys := s.takeDroppedLocked()
+	s.apply.Unlock()
+	if !b.closed {
+		s.dropPartitions(keys)
 	}
 }
 
@@ -134,16 +149,17 @@ func (s *Store) checkpoint() error {
 		return err
 	}
 
-	begin := time.Now()
+	begin, trims := time.Now(), s.trims.Load()
 	h := checkpointHeader{StoreID: s.folder.storeID, Created: s.opt.Now().UnixNano()}
 	ends := make([]int, 0, len(s.tables))
 	s.apply.Lock()
 	locked := time.Now()
 	err, since := s.apply.err, s.apply.since
 	h.Position, h.Epoch = s.apply.end, s.apply.epoch
+	dropped := s.takeDroppedLocked()
 	states := b.buf[:0]
 	b.mu.Lock()
-	same := h.Position == b.mu.position
+	same := h.Position == b.mu.position && trims == b.trims
 	b.mu.Unlock()
 	if err == nil && !same {
 		for _, t := range s.tables {
@@ -154,6 +170,7 @@ func (s *Store) checkpoint() error {
 	s.apply.Unlock()
 	held := time.Since(locked)
 	b.buf = states
+	s.dropPartitions(dropped)
 	if err != nil || same {
 		return err
 	}
@@ -180,6 +197,7 @@ func (s *Store) checkpoint() error {
 	s.apply.Lock()
 	s.apply.since -= since
 	s.apply.Unlock()
+	b.trims = trims
 	b.mu.Lock()
 	b.mu.position, b.mu.size = h.Position, size
 	b.mu.took, b.mu.held = time.Since(begin), held

@@ -38,7 +38,7 @@ func (s *Store) Read(p store.Partition, from, to index.Index, bytesMax int, buf 
 	for next < to {
 		entries, err := s.index.Range(k, next, min(to, next+index.Index(len(w))), w[:0])
 		if err != nil {
-			return buf[:begin], from, s.damaged(err)
+			return buf[:begin], from, s.unreadable(p, err)
 		}
 		for i := 0; i < len(entries); {
 			e := &entries[i]
@@ -47,7 +47,7 @@ func (s *Store) Read(p store.Partition, from, to index.Index, bytesMax int, buf 
 			}
 			head := next - index.Index(e.Slot) // only the first batch of all can begin before next
 			if buf, err = s.readBatch(p, head, e, buf); err != nil {
-				return buf[:begin], from, s.damaged(err)
+				return buf[:begin], from, s.unreadable(p, err)
 			}
 			n := int(e.Count - e.Slot)
 			next += index.Index(n)
@@ -73,6 +73,20 @@ func (s *Store) readBatch(p store.Partition, first index.Index, e *index.Entry, 
 			store.ErrDamaged, e.Position, first, p.Topic, p.Partition)
 	}
 	return append(buf[:n], b...), nil
+}
+
+// unreadable is what to say of a partition that cannot be read: it may have been trimmed or deleted meanwhile.
+func (s *Store) unreadable(p store.Partition, err error) error {
+	if _, gone := s.part(p); gone != nil {
+		return gone
+	}
+	switch {
+	case errors.Is(err, index.ErrTrimmed), errors.Is(err, journal.ErrTrimmed):
+		return fmt.Errorf("%w: %w", store.ErrTrimmed, err)
+	case errors.Is(err, index.ErrBeyond):
+		return fmt.Errorf("%w: %w", store.ErrBeyond, err)
+	}
+	return s.damaged(err)
 }
 
 // damaged turns what index and journal say of damage into store.ErrDamaged, and sees to the repair of what can be.

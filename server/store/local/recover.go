@@ -27,7 +27,6 @@ func Open(opt Options) (*Store, error) {
 	s.tables = append([]store.Table{s.topics}, opt.Tables...)
 	s.byID.Store(new([]*topicState))
 	s.add = s.gathered
-	s.creating.names = map[topicName]*creation{}
 	s.background.init()
 	s.index = opt.OpenIndex(index.Options{
 		FS: opt.FS, Dir: f.path(indexDir), StoreID: f.storeID, FilesOpenMax: opt.IndexFilesOpenMax,
@@ -94,10 +93,11 @@ func (s *Store) recover() error {
 			continue
 		}
 		for i := range t.parts {
-			_, t.parts[i].assigned = s.index.Bounds(t.parts[i].key())
+			p := t.parts[i]
+			_, p.assigned = s.index.Bounds(p.key())
 		}
 	}
-	s.creating.nextID = s.topics.IDMax() + 1
+	s.changing.start(s.topics)
 	return nil
 }
 
@@ -196,7 +196,7 @@ func (s *Store) restore(p journal.Position) (checkpointHeader, error) {
 		return h, err
 	}
 	for _, t := range s.topics.List() {
-		if err := s.addTopic(&t); err != nil {
+		if err := s.setTopic(&t); err != nil {
 			return h, err
 		}
 	}

@@ -42,6 +42,7 @@ type Index interface {
 	Bounds(index.Key) (first, end index.Index)
 	Range(k index.Key, from, to index.Index, dst []index.Entry) ([]index.Entry, error)
 	Seek(k index.Key, t int64) (index.Index, error)
+	SetFirst(index.Key, index.Index)
 	Truncate(index.Key, index.Index)
 
 	Flush() (int, error)

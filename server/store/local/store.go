@@ -49,7 +49,7 @@ type Store struct {
 	topics *store.Topics
 	tables []store.Table // topics first
 
-	// byID has each topic's state at its id; 0 is nobody. Entries are added by apply, in a longer list or a new one.
+	// byID has each topic's state at its id; 0 is nobody. Apply changes it, in a longer list or a new one.
 	byID atomic.Pointer[[]*topicState]
 
 	watch   atomic.Pointer[func(store.Partition, index.Index)]
@@ -70,6 +70,8 @@ type Store struct {
 		epoch journal.Epoch    // of the last record applied
 		since int64            // bytes of journal since the last checkpoint
 		err   error            // a record could not be applied: none is after it
+		// dropped are partitions of deleted topics that the index still has.
+		dropped []index.Key
 	}
 
 	// grown are the partitions that grew in this commit. Only the committing goroutine touches it.
@@ -79,12 +81,8 @@ type Store struct {
 	pendings sync.Pool                               // *pending
 	windows  sync.Pool                               // *window
 
-	creating struct {
-		sync.Mutex
-		names  map[topicName]*creation
-		nextID store.TopicID
-	}
-
+	changing   changing
+	trims      atomic.Uint64 // calls of Trim: there is something for a checkpoint though no record came
 	background background
 	close      struct {
 		sync.Once
@@ -94,64 +92,13 @@ type Store struct {
 
 var _ store.Store = (*Store)(nil)
 
-// topicState is a topic and its partitions.
-type topicState struct {
-	topic store.Topic
-	parts []part
-}
-
-type part struct {
-	topic    *topicState
-	number   uint16
-	grown    bool        // is in Store.grown; only the committing goroutine touches it
-	assigned index.Index // guarded by Store.order: the index of the next message
-}
-
-func (p *part) key() index.Key {
-	return index.Key{Topic: uint64(p.topic.topic.ID), Incarnation: p.topic.topic.Incarnation, Partition: p.number}
-}
-
-func (p *part) partition() store.Partition {
-	return store.Partition{Topic: p.topic.topic.ID, Incarnation: p.topic.topic.Incarnation, Partition: p.number}
-}
-
-func keyOf(p store.Partition) index.Key {
-	return index.Key{Topic: uint64(p.Topic), Incarnation: p.Incarnation, Partition: p.Partition}
-}
-
-// part finds a partition; ErrNoPartition.
-func (s *Store) part(p store.Partition) (*part, error) {
-	list := *s.byID.Load()
-	if uint64(p.Topic) < uint64(len(list)) {
-		if t := list[p.Topic]; t != nil && t.topic.Incarnation == p.Incarnation && int(p.Partition) < len(t.parts) {
-			return &t.parts[p.Partition], nil
-		}
-	}
-	return nil, fmt.Errorf("%w: topic %d, incarnation %d, partition %d", store.ErrNoPartition, p.Topic, p.Incarnation, p.Partition)
-}
-
-// topicIDMax bounds the list by id; a higher id in a record is damage.
-const topicIDMax = 1 << 24
-
-// addTopic makes a topic's partitions known. Only apply and recovery call it, one at a time.
-func (s *Store) addTopic(t *store.Topic) error {
-	if t.ID > topicIDMax {
-		return fmt.Errorf("store: topic %q has id %d, at most %d can be", t.Name, t.ID, topicIDMax)
-	}
-	st := &topicState{topic: *t, parts: make([]part, t.Partitions)}
-	for i := range st.parts {
-		st.parts[i].topic, st.parts[i].number = st, uint16(i)
-	}
-	list := *s.byID.Load()
-	if int(t.ID) >= len(list) {
-		// Readers of the old list do not look beyond its length, so what lies there may be written.
-		list = append(list, make([]*topicState, int(t.ID)+1-len(list))...)
-	} else {
-		list = append([]*topicState(nil), list...)
-	}
-	list[t.ID] = st
-	s.byID.Store(&list)
-	return nil
+// changing has what topics get next, and the changes that are under way: of each name one at a time.
+type changing struct {
+	sync.Mutex
+	names       map[topicName]*topicChange
+	free        []store.TopicID // of topics that are not there any more
+	nextID      store.TopicID
+	incarnation uint32 // the highest given
 }
 
 // fail stops the store after a record was not committed or not applied: nothing is taken any more, and Err says why. What
@@ -226,9 +173,22 @@ func (s *Store) Seek(p store.Partition, t int64) (index.Index, error) {
 	}
 	i, err := s.index.Seek(keyOf(p), t)
 	if err != nil {
-		return 0, s.damaged(err)
+		return 0, s.unreadable(p, err)
 	}
 	return i, nil
+}
+
+// Stored returns the stored time of a message.
+func (s *Store) Stored(p store.Partition, i index.Index) (int64, error) {
+	if _, err := s.part(p); err != nil {
+		return 0, err
+	}
+	var one [1]index.Entry
+	e, err := s.index.Range(keyOf(p), i, i+1, one[:0])
+	if err != nil {
+		return 0, s.unreadable(p, err)
+	}
+	return e[0].Stored, nil
 }
 
 // Metrics of a Store.

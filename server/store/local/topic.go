@@ -3,89 +3,305 @@ package local
 import (
 	"context"
 	"errors"
+	"fmt"
 
+	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/store"
 )
+
+// topicState is a topic and its partitions. It never changes; an altered topic gets another one, with the parts of the old.
+type topicState struct {
+	topic store.Topic
+	parts []*part
+	life  *topicLife
+}
+
+// topicLife is what all states of one incarnation share.
+type topicLife struct {
+	ended bool // guarded by Store.order: the record of its end has its place in the log, nothing of it comes behind
+}
+
+type part struct {
+	life      *topicLife
+	namespace uint32
+	id        store.Partition
+	grown     bool        // is in Store.grown; only the committing goroutine touches it
+	assigned  index.Index // guarded by Store.order: the index of the next message
+}
+
+func (p *part) key() index.Key { return keyOf(p.id) }
+
+func keyOf(p store.Partition) index.Key {
+	return index.Key{Topic: uint64(p.Topic), Incarnation: p.Incarnation, Partition: p.Partition}
+}
+
+// find finds a topic; ErrNoPartition.
+func (s *Store) find(id store.TopicID, incarnation uint32) (*topicState, error) {
+	list := *s.byID.Load()
+	if uint64(id) < uint64(len(list)) {
+		if t := list[id]; t != nil && t.topic.Incarnation == incarnation {
+			return t, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: topic %d, incarnation %d", store.ErrNoPartition, id, incarnation)
+}
+
+// part finds a partition; ErrNoPartition.
+func (s *Store) part(p store.Partition) (*part, error) {
+	list := *s.byID.Load()
+	if uint64(p.Topic) < uint64(len(list)) {
+		if t := list[p.Topic]; t != nil && t.topic.Incarnation == p.Incarnation && int(p.Partition) < len(t.parts) {
+			return t.parts[p.Partition], nil
+		}
+	}
+	return nil, fmt.Errorf("%w: topic %d, incarnation %d, partition %d", store.ErrNoPartition, p.Topic, p.Incarnation, p.Partition)
+}
+
+// topicIDMax bounds the list by id; a higher id in a record is damage.
+const topicIDMax = 1 << 24
+
+// setTopic makes a topic's partitions known, or those that it got. Only apply and recovery call it, one at a time.
+func (s *Store) setTopic(t *store.Topic) error {
+	if t.ID > topicIDMax {
+		return fmt.Errorf("store: topic %q has id %d, at most %d can be", t.Name, t.ID, topicIDMax)
+	}
+	st := &topicState{topic: *t}
+	list := *s.byID.Load()
+	if int(t.ID) >= len(list) {
+		// Readers of the old list do not look beyond its length, so what lies there may be written.
+		list = append(list, make([]*topicState, int(t.ID)+1-len(list))...)
+	} else {
+		list = append([]*topicState(nil), list...)
+	}
+	if old := list[t.ID]; old != nil && old.topic.Incarnation == t.Incarnation {
+		st.life = old.life
+		st.parts = append(make([]*part, 0, t.Partitions), old.parts...)
+	} else {
+		st.life = new(topicLife)
+		st.parts = make([]*part, 0, t.Partitions)
+	}
+	more := make([]part, int(t.Partitions)-len(st.parts))
+	for i := range more {
+		p := &more[i]
+		p.life, p.namespace = st.life, t.Namespace
+		p.id = store.Partition{Topic: t.ID, Incarnation: t.Incarnation, Partition: uint16(len(st.parts))}
+		st.parts = append(st.parts, p)
+	}
+	list[t.ID] = st
+	s.byID.Store(&list)
+	return nil
+}
+
+// dropTopic makes a topic unknown. Its index goes later, with the lock that checkpoints hold: one that is being written is
+// of a moment at which the topic was there. s.apply is held.
+func (s *Store) dropTopic(t *store.Topic) {
+	list := append([]*topicState(nil), *s.byID.Load()...)
+	st := list[t.ID]
+	list[t.ID] = nil
+	s.byID.Store(&list)
+	for _, p := range st.parts {
+		s.apply.dropped = append(s.apply.dropped, p.key())
+	}
+	s.background.kick()
+}
+
+// applyTopic applies a topic record to the table and to what is known by id. s.apply is held.
+func (s *Store) applyTopic(rec *journal.Record) error {
+	gone, err := s.topics.Change(*rec)
+	if err != nil || rec.Kind != journal.KindTopic {
+		return err
+	}
+	for i := range gone {
+		s.dropTopic(&gone[i])
+	}
+	r, err := store.ParseTopicRecord(rec.Payload)
+	if err != nil || r.Operation == store.TopicDelete {
+		return err
+	}
+	t, _ := s.topics.Find(r.Topic.Namespace, r.Topic.Name)
+	return s.setTopic(t)
+}
 
 type topicName struct {
 	namespace uint32
 	name      string
 }
 
-// creation is a topic whose record is on its way. done is closed after topic and err are set.
-type creation struct {
-	done  chan struct{}
-	topic store.Topic
-	err   error
+// topicChange is a topic record on its way. done is closed when it is committed, or failed; err is set before.
+type topicChange struct {
+	done chan struct{}
+	err  error
 }
 
-// CreateTopic appends a topic record and returns the topic when it is committed.
-func (s *Store) CreateTopic(ctx context.Context, namespace uint32, name string, partitions uint32) (store.Topic, error) {
-	t := store.Topic{
-		Namespace: namespace, Name: name, Partitions: partitions, Incarnation: 1, Created: s.opt.Now().UnixNano(),
-	}
-	if err := t.Check(); err != nil {
-		return store.Topic{}, err
-	}
+// changeTopic appends a record that changes a topic, and waits for its commit. prepare is called when no other change of
+// that name is under way, with what there is, and fills r; its error ends it. It may be called more than once. ctx bounds the waiting only.
+func (s *Store) changeTopic(ctx context.Context, n topicName, prepare func(there *store.Topic, r *store.TopicRecord) error) (store.Topic, error) {
 	for {
-		c, first := s.startCreation(&t)
-		if c == nil {
-			there, _ := s.Topic(namespace, name)
-			return there, store.ErrTopicExists
+		s.changing.Lock()
+		if other := s.changing.names[n]; other != nil {
+			s.changing.Unlock()
+			select {
+			case <-other.done:
+				continue
+			case <-ctx.Done():
+				return store.Topic{}, ctx.Err()
+			}
 		}
-		if first {
-			s.appendCreation(c)
+		// A change leaves names after the table has it, so what is there now is the last one's.
+		var r store.TopicRecord
+		there, _ := s.topics.Find(n.namespace, n.name)
+		if err := prepare(there, &r); err != nil {
+			s.changing.Unlock()
+			return store.Topic{}, err
 		}
+		if r.Operation == store.TopicCreate {
+			s.changing.numberLocked(&r.Topic)
+		}
+		c := &topicChange{done: make(chan struct{})}
+		s.changing.names[n] = c
+		s.changing.Unlock()
+
+		s.appendChange(n, c, &r)
 		select {
 		case <-c.done:
 		case <-ctx.Done():
 			return store.Topic{}, ctx.Err()
 		}
-		switch {
-		case c.err == nil && first:
-			return c.topic, nil
-		case c.err == nil:
-			return c.topic, store.ErrTopicExists
-		case errors.Is(c.err, journal.ErrBusy):
-			if err := s.WaitRoom(ctx); err != nil {
-				return store.Topic{}, err
-			}
-		default:
-			return store.Topic{}, c.err
+		if !errors.Is(c.err, journal.ErrBusy) {
+			return r.Topic, c.err
+		}
+		if err := s.WaitRoom(ctx); err != nil {
+			return store.Topic{}, err
 		}
 	}
 }
 
-// startCreation returns the creation of t that is under way, or a new one and true, or nil when t is there.
-func (s *Store) startCreation(t *store.Topic) (c *creation, first bool) {
-	n := topicName{t.Namespace, t.Name}
-	s.creating.Lock()
-	defer s.creating.Unlock()
-	if c := s.creating.names[n]; c != nil {
-		return c, false
-	}
-	// A creation leaves names after the table has its topic, so one of them shows it.
-	if _, ok := s.topics.Find(n.namespace, n.name); ok {
-		return nil, false
-	}
-	c = &creation{done: make(chan struct{}), topic: *t}
-	c.topic.ID = s.creating.nextID
-	s.creating.nextID++
-	s.creating.names[n] = c
-	return c, true
-}
-
-func (s *Store) appendCreation(c *creation) {
+func (s *Store) appendChange(n topicName, c *topicChange, r *store.TopicRecord) {
+	op, id := r.Operation, r.Topic.ID
 	end := func(err error) {
-		s.creating.Lock()
-		delete(s.creating.names, topicName{c.topic.Namespace, c.topic.Name})
-		s.creating.Unlock()
+		s.changing.Lock()
+		delete(s.changing.names, n)
+		if (op == store.TopicDelete) == (err == nil) && op != store.TopicAlter {
+			// Deleted, or never made. After an unknown outcome nothing is made any more.
+			s.changing.free = append(s.changing.free, id)
+		}
+		s.changing.Unlock()
 		c.err = err
 		close(c.done)
 	}
-	// An id whose record was not written is not used again; a restart counts from the highest that was.
-	if err := s.AppendRecord(journal.KindTopic, store.AppendTopicCreate(nil, &c.topic), end); err != nil {
+	if err := s.appendTopicRecord(r, end); err != nil {
 		end(err)
+		return
 	}
+	s.log.TryLead()
+}
+
+// appendTopicRecord appends the record. From the place in the log that a delete gets nothing of the topic is taken.
+func (s *Store) appendTopicRecord(r *store.TopicRecord, done func(error)) error {
+	a := s.take()
+	a.recordOK = done
+	a.payload = store.AppendTopicRecord(a.payload[:0], r)
+	a.entry[0] = journal.Entry{Kind: journal.KindTopic, Payload: a.payload}
+	return s.appendPending(a, func() {
+		if r.Operation != store.TopicDelete {
+			return
+		}
+		if st, err := s.find(r.Topic.ID, r.Topic.Incarnation); err == nil {
+			st.life.ended = true
+		}
+	})
+}
+
+// numberLocked gives a topic that is to be made an id and an incarnation.
+func (c *changing) numberLocked(t *store.Topic) {
+	if n := len(c.free); n > 0 {
+		t.ID, c.free = c.free[n-1], c.free[:n-1]
+	} else {
+		t.ID = c.nextID
+		c.nextID++
+	}
+	c.incarnation++
+	t.Incarnation = c.incarnation
+}
+
+// startLocked takes over what topics there are.
+func (c *changing) start(topics *store.Topics) {
+	c.names = map[topicName]*topicChange{}
+	c.nextID, c.incarnation = 1, topics.Incarnation()
+	for _, t := range topics.List() {
+		for ; c.nextID < t.ID; c.nextID++ {
+			c.free = append(c.free, c.nextID)
+		}
+		c.nextID++
+	}
+}
+
+// CreateTopic appends a topic record and returns the topic when it is committed.
+func (s *Store) CreateTopic(ctx context.Context, namespace uint32, name string, partitions uint32) (store.Topic, error) {
+	t := store.Topic{Namespace: namespace, Name: name, Partitions: partitions, Created: s.opt.Now().UnixNano()}
+	if err := t.Check(); err != nil {
+		return store.Topic{}, err
+	}
+	var found store.Topic
+	made, err := s.changeTopic(ctx, topicName{namespace, name}, func(there *store.Topic, r *store.TopicRecord) error {
+		if there != nil {
+			found = *there
+			return store.ErrTopicExists
+		}
+		r.Operation, r.Topic = store.TopicCreate, t
+		return nil
+	})
+	if errors.Is(err, store.ErrTopicExists) {
+		return found, err
+	}
+	if err != nil {
+		return store.Topic{}, err
+	}
+	return made, nil
+}
+
+// AlterTopic appends a topic record and returns the topic as it is when that is committed.
+func (s *Store) AlterTopic(ctx context.Context, id store.TopicID, incarnation uint32, c store.Change) (store.Topic, error) {
+	return s.changeKnown(ctx, id, incarnation, func(r *store.TopicRecord) error {
+		r.Operation, r.Who, r.Why = store.TopicAlter, c.Who, c.Why
+		if c.Partitions != 0 {
+			if c.Partitions < r.Topic.Partitions {
+				return fmt.Errorf("%w: %q has %d partitions, %d would be fewer", store.ErrTopic, r.Topic.Name, r.Topic.Partitions, c.Partitions)
+			}
+			r.Topic.Partitions = c.Partitions
+		}
+		if c.Settings != nil {
+			r.Topic.Settings = *c.Settings
+		}
+		return r.Topic.Check()
+	})
+}
+
+// DeleteTopic appends a topic record; when it is committed the topic is not there any more.
+func (s *Store) DeleteTopic(ctx context.Context, id store.TopicID, incarnation uint32, who, why string) error {
+	_, err := s.changeKnown(ctx, id, incarnation, func(r *store.TopicRecord) error {
+		r.Operation, r.Who, r.Why = store.TopicDelete, who, why
+		return nil
+	})
+	return err
+}
+
+// changeKnown is changeTopic of a topic that must be there.
+func (s *Store) changeKnown(ctx context.Context, id store.TopicID, incarnation uint32, prepare func(*store.TopicRecord) error) (store.Topic, error) {
+	st, err := s.find(id, incarnation)
+	if err != nil {
+		return store.Topic{}, err
+	}
+	t, err := s.changeTopic(ctx, topicName{st.topic.Namespace, st.topic.Name}, func(there *store.Topic, r *store.TopicRecord) error {
+		if there == nil || there.ID != id || there.Incarnation != incarnation {
+			return fmt.Errorf("%w: topic %d, incarnation %d", store.ErrNoPartition, id, incarnation)
+		}
+		r.Topic = *there
+		return prepare(r)
+	})
+	if err != nil {
+		return store.Topic{}, err
+	}
+	return t, nil
 }

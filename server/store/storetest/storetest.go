@@ -45,6 +45,12 @@ func Run(t *testing.T, newPlace func(t testing.TB) Place) {
 		{"seek", testSeek},
 		{"topics", testTopics},
 		{"topics at once", testTopicsConcurrent},
+		{"alter", testAlter},
+		{"alter at once", testAlterConcurrent},
+		{"delete", testDelete},
+		{"delete under load", testDeleteConcurrent},
+		{"trim", testTrim},
+		{"stored", testStored},
 		{"tables", testTables},
 		{"gather", testGather},
 		{"watch", testWatch},
@@ -552,8 +558,8 @@ func testTopics(t *testing.T, p Place) {
 		shut(t, s)
 		s = open(t, p, Options{})
 	}
-	if next := topic(t, s, "next", 1); next.ID == a.ID || next.ID == b.ID || next.ID == other.ID {
-		t.Fatalf("id %d is used twice", next.ID)
+	if next := topic(t, s, "next", 1); next.ID == a.ID || next.ID == b.ID || next.ID == other.ID || next.Incarnation <= other.Incarnation {
+		t.Fatalf("%+v after %+v", next, other)
 	}
 }
 
