@@ -286,17 +286,9 @@ func readConfigFile(flags *pflag.FlagSet) (string, []byte, error) {
 		return "", nil, nil
 	}
 	if err != nil {
-		return "", nil, usageError(fmt.Errorf("configuration file %s: %w; name a file that is there with --config", file, pathCause(err)))
+		return "", nil, usageError(fmt.Errorf("configuration file %s: %w; name a file that is there with --config", file, server.PathCause(err)))
 	}
 	return file, content, nil
-}
-
-// pathCause leaves out of err the name of the file, which the message has already.
-func pathCause(err error) error {
-	if p, ok := errors.AsType[*fs.PathError](err); ok {
-		return p.Err
-	}
-	return err
 }
 
 // checkConfigFile holds the file to the tree and returns the line of each key that it sets.

@@ -181,7 +181,7 @@ func TestConfigEachKeyWrong(t *testing.T) {
 		"broker.name": "a b", "broker.brokerGroup": "a/b", "broker.wire.listen": "nowhere", "broker.admin.listen": ":1", "log.level": "x", "log.format": "xml",
 	}
 	for _, k := range configKeys() {
-		if k.name == "broker.data" {
+		if k.name == "broker.data" || strings.HasSuffix(k.name, ".folder") {
 			continue // any text may be a folder; it is refused when it cannot be one
 		}
 		value, ok := wrong[k.name]

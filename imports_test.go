@@ -30,6 +30,7 @@ var ranks = map[string]int{
 
 	"server/store/local": 2,
 	"server/dispatch":    2,
+	"server/retention":   2,
 
 	"server/broker": 3,
 

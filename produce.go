@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/jmqio/jmq/client"
+	"github.com/jmqio/jmq/server"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -228,7 +229,7 @@ func openSource(stdin io.Reader, o *produceOptions, bodies []string) (*bodySourc
 	if o.file != "" && o.file != "-" {
 		f, err := os.Open(o.file)
 		if err != nil {
-			return nil, fmt.Errorf("file %s: %w; give one that can be read", o.file, pathCause(err))
+			return nil, fmt.Errorf("file %s: %w; give one that can be read", o.file, server.PathCause(err))
 		}
 		s.file, name, stdin = f, o.file, f
 	}
@@ -261,7 +262,7 @@ func (s *bodySource) lines(r io.Reader, name string, countMax int) error {
 				continue
 			}
 			if !errors.Is(err, io.EOF) {
-				return fmt.Errorf("%s line %d: %w", name, n, pathCause(err))
+				return fmt.Errorf("%s line %d: %w", name, n, server.PathCause(err))
 			}
 			if len(line) > 0 {
 				s.give(line)

@@ -24,7 +24,7 @@ const (
 	stateServing    state = "serving"
 	stateStopping   state = "stopping"
 	stateStopped    state = "stopped"
-	stateFailed     state = "failed" // the journal took a failed write or sync
+	stateFailed     state = "failed" // the journal took a failed write or sync, or a folder is gone
 )
 
 // Readiness is the body of /readyz: ready is true when every role serves.
@@ -40,6 +40,8 @@ type RoleState struct {
 	DoneBytes  int64  `json:"doneBytes,omitempty"`
 	TotalBytes int64  `json:"totalBytes,omitempty"`
 	Error      string `json:"error,omitempty"`
+	// Refusing says why sends are refused while the rest is served: a disk or broker.store.bytesMax is full.
+	Refusing string `json:"refusing,omitempty"`
 }
 
 // health is what the broker role says of itself. Safe for concurrent use.
@@ -66,8 +68,8 @@ func (h *health) progress(done, total int64) {
 	h.mu.done, h.mu.total = done, total
 }
 
-// readiness asks failed why the store stopped, nil while it takes writes.
-func (h *health) readiness(failed func() error) Readiness {
+// readiness asks why the store stopped or is gone, nil while it is well, and why sends are refused, "" while they are taken.
+func (h *health) readiness(ask func() (failed error, refusing string)) Readiness {
 	h.mu.Lock()
 	role := RoleState{State: string(h.mu.state)}
 	if h.mu.state == stateRecovering {
@@ -76,8 +78,9 @@ func (h *health) readiness(failed func() error) Readiness {
 	serving := h.mu.state == stateServing
 	h.mu.Unlock()
 	if serving {
-		if err := failed(); err != nil {
-			role.State, role.Error, serving = string(stateFailed), err.Error(), false
+		failed, refusing := ask()
+		if role.Refusing = refusing; failed != nil {
+			role.State, role.Error, serving = string(stateFailed), failed.Error(), false
 		}
 	}
 	return Readiness{Ready: serving, Roles: map[string]RoleState{"broker": role}}

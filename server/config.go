@@ -32,17 +32,19 @@ type Config struct {
 
 // BrokerConfig is the broker's part.
 type BrokerConfig struct {
-	Name        string         `yaml:"name" help:"name of this broker, told to clients and in metrics"`
-	BrokerGroup string         `yaml:"brokerGroup" help:"broker group that this broker belongs to"`
-	Data        string         `yaml:"data" help:"folder of the journal, the index and the checkpoints"`
-	Wire        ListenConfig   `yaml:"wire"`
-	Admin       ListenConfig   `yaml:"admin"`
-	Journal     JournalConfig  `yaml:"journal"`
-	Store       StoreConfig    `yaml:"store"`
-	Index       IndexConfig    `yaml:"index"`
-	Listener    ListenerConfig `yaml:"listener"`
-	Dispatch    DispatchConfig `yaml:"dispatch"`
-	StopTimeout time.Duration  `yaml:"stopTimeout" help:"how long a stop waits for requests under way before it closes their connections"`
+	Name        string          `yaml:"name" help:"name of this broker, told to clients and in metrics"`
+	BrokerGroup string          `yaml:"brokerGroup" help:"broker group that this broker belongs to"`
+	Data        string          `yaml:"data" help:"folder of the journal, the index and the checkpoints"`
+	Wire        ListenConfig    `yaml:"wire"`
+	Admin       ListenConfig    `yaml:"admin"`
+	Journal     JournalConfig   `yaml:"journal"`
+	Store       StoreConfig     `yaml:"store"`
+	Index       IndexConfig     `yaml:"index"`
+	Retention   RetentionConfig `yaml:"retention"`
+	Disk        DiskConfig      `yaml:"disk"`
+	Listener    ListenerConfig  `yaml:"listener"`
+	Dispatch    DispatchConfig  `yaml:"dispatch"`
+	StopTimeout time.Duration   `yaml:"stopTimeout" help:"how long a stop waits for requests under way before it closes their connections"`
 }
 
 // ListenConfig is one listening socket.
@@ -52,20 +54,39 @@ type ListenConfig struct {
 
 // JournalConfig sizes the journal.
 type JournalConfig struct {
-	SegmentBytesMax int64 `yaml:"segmentBytesMax" help:"size of a segment file"`
-	CommitBytesMax  int   `yaml:"commitBytesMax" help:"most bytes gathered for one write and sync"`
-	QueueBytesMax   int   `yaml:"queueBytesMax" help:"bytes that wait for the disk before senders are told busy"`
+	SegmentBytesMax      int64  `yaml:"segmentBytesMax" help:"size of a segment file"`
+	CommitBytesMax       int    `yaml:"commitBytesMax" help:"most bytes gathered for one write and sync"`
+	QueueBytesMax        int    `yaml:"queueBytesMax" help:"bytes that wait for the disk before senders are told busy"`
+	Folder               string `yaml:"folder" help:"folder of the journal, such as one on a disk of its own; empty: journal in broker.data"`
+	VerifyBytesPerSecond int64  `yaml:"verifyBytesPerSecond" help:"how fast what was written is read again in the background to find damage; 0: not at all"`
 }
 
-// StoreConfig says when the store writes checkpoints.
+// StoreConfig bounds the store and says when it writes checkpoints.
 type StoreConfig struct {
+	BytesMax        int64         `yaml:"bytesMax" help:"most bytes that journal, index and checkpoints take together, at least 16 segments; the percentages of broker.disk hold of it too; 0: what the disks have"`
 	CheckpointBytes int64         `yaml:"checkpointBytes" help:"journal bytes after which a checkpoint is written"`
 	CheckpointEvery time.Duration `yaml:"checkpointEvery" help:"time after which a checkpoint is written if anything changed"`
 }
 
 // IndexConfig bounds the index.
 type IndexConfig struct {
-	FilesOpenMax int `yaml:"filesOpenMax" help:"most index files open at once"`
+	FilesOpenMax int    `yaml:"filesOpenMax" help:"most index files open at once"`
+	Folder       string `yaml:"folder" help:"folder of the index, such as one on a disk of its own; empty: index in broker.data"`
+}
+
+// RetentionConfig says what goes of topics that say nothing of their own. What a group has not consumed stays.
+type RetentionConfig struct {
+	Age            time.Duration `yaml:"age" help:"messages older than that go once every group has consumed them, unless their topic says otherwise; 0: none by age"`
+	Bytes          int64         `yaml:"bytes" help:"what a topic may keep of messages that every group has consumed, unless it says otherwise; 0: any size"`
+	AbandonedAfter time.Duration `yaml:"abandonedAfter" help:"a group that did nothing for so long keeps no messages from going; 0: it always does"`
+	Every          time.Duration `yaml:"every" help:"how often to look at disks and messages; more often while a disk is nearly full"`
+}
+
+// DiskConfig says what is done as the disks of journal and index fill.
+type DiskConfig struct {
+	WarnPercent        int `yaml:"warnPercent" help:"share of a disk in use from which on people are warned"`
+	EarlyDeletePercent int `yaml:"earlyDeletePercent" help:"share from which on what every group has consumed goes, the oldest first"`
+	RefusePercent      int `yaml:"refusePercent" help:"share from which on sends are refused; consuming goes on"`
 }
 
 // ListenerConfig bounds what clients may take.
@@ -97,9 +118,11 @@ func DefaultConfig() Config {
 			Data:        "./jmq-data",
 			Wire:        ListenConfig{Listen: "127.0.0.1:50088"},
 			Admin:       ListenConfig{Listen: "127.0.0.1:50089"},
-			Journal:     JournalConfig{SegmentBytesMax: 256 << 20, CommitBytesMax: 4 << 20, QueueBytesMax: 32 << 20},
+			Journal:     JournalConfig{SegmentBytesMax: 256 << 20, CommitBytesMax: 4 << 20, QueueBytesMax: 32 << 20, VerifyBytesPerSecond: 16 << 20},
 			Store:       StoreConfig{CheckpointBytes: 256 << 20, CheckpointEvery: 10 * time.Second},
 			Index:       IndexConfig{FilesOpenMax: 2000},
+			Retention:   RetentionConfig{Age: 7 * 24 * time.Hour, AbandonedAfter: 30 * 24 * time.Hour, Every: 10 * time.Second},
+			Disk:        DiskConfig{WarnPercent: 75, EarlyDeletePercent: 80, RefusePercent: 90},
 			Listener:    ListenerConfig{ConnectionsMax: 10_000, BufferBytesMax: 512 << 20, HelloTimeout: 5 * time.Second, KeepAlive: 10 * time.Second},
 			Dispatch:    DispatchConfig{AckTimeout: 5 * time.Minute, DisconnectGrace: 10 * time.Second},
 			StopTimeout: 10 * time.Second,
@@ -107,6 +130,10 @@ func DefaultConfig() Config {
 		Log: LogConfig{Level: "info", Format: "text"},
 	}
 }
+
+// storeSegmentsMin is how many segments broker.store.bytesMax has room for at least. The journal grows by whole segments, with one
+// made ahead and some kept to be used again: with less room one segment would be most of what lies between two marks.
+const storeSegmentsMin = 16
 
 // KeyError says that one key has a value that it may not have.
 type KeyError struct {
@@ -143,6 +170,13 @@ func (c *Config) Validate() error {
 	if b.Data == "" {
 		bad("broker.data", b.Data, "must name a folder")
 	}
+	folder := func(key, v string) {
+		if v != "" && (v == b.Data || key == "broker.index.folder" && v == b.Journal.Folder) {
+			bad(key, v, "must be a folder of its own")
+		}
+	}
+	folder("broker.journal.folder", b.Journal.Folder)
+	folder("broker.index.folder", b.Index.Folder)
 	listen := func(key, v string) {
 		if reason := checkListen(v); reason != "" {
 			bad(key, v, reason)
@@ -159,9 +193,20 @@ func (c *Config) Validate() error {
 	}
 	between(bad, "broker.journal.commitBytesMax", b.Journal.CommitBytesMax, 64<<10, 1<<30)
 	between(bad, "broker.journal.queueBytesMax", b.Journal.QueueBytesMax, 8<<20, 1<<30)
+	between(bad, "broker.journal.verifyBytesPerSecond", b.Journal.VerifyBytesPerSecond, 0, 1<<40)
+	if n := b.Store.BytesMax; n != 0 && (n < storeSegmentsMin*b.Journal.SegmentBytesMax || n > 1<<60) {
+		bad("broker.store.bytesMax", n, fmt.Sprintf("must be 0 or at least %d, which is %d times broker.journal.segmentBytesMax", storeSegmentsMin*b.Journal.SegmentBytesMax, storeSegmentsMin))
+	}
 	between(bad, "broker.store.checkpointBytes", b.Store.CheckpointBytes, 64<<10, 1<<40)
 	between(bad, "broker.store.checkpointEvery", b.Store.CheckpointEvery, 100*time.Millisecond, time.Hour)
 	between(bad, "broker.index.filesOpenMax", b.Index.FilesOpenMax, 1, 1_000_000)
+	between(bad, "broker.retention.age", b.Retention.Age, 0, 100*365*24*time.Hour)
+	between(bad, "broker.retention.bytes", b.Retention.Bytes, 0, 1<<60)
+	between(bad, "broker.retention.abandonedAfter", b.Retention.AbandonedAfter, 0, 100*365*24*time.Hour)
+	between(bad, "broker.retention.every", b.Retention.Every, 10*time.Millisecond, time.Hour)
+	between(bad, "broker.disk.warnPercent", b.Disk.WarnPercent, 5, 100)
+	between(bad, "broker.disk.earlyDeletePercent", b.Disk.EarlyDeletePercent, max(5, min(b.Disk.WarnPercent, 100)), 100)
+	between(bad, "broker.disk.refusePercent", b.Disk.RefusePercent, max(5, min(b.Disk.EarlyDeletePercent, 100)), 100)
 	between(bad, "broker.listener.connectionsMax", b.Listener.ConnectionsMax, 1, 10_000_000)
 	between(bad, "broker.listener.bufferBytesMax", b.Listener.BufferBytesMax, 64<<20, 1<<40)
 	between(bad, "broker.listener.helloTimeout", b.Listener.HelloTimeout, 100*time.Millisecond, time.Minute)

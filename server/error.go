@@ -38,13 +38,13 @@ func FolderError(dir string, err error) error {
 	case within(dir, err) && (errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.EEXIST) || errors.Is(err, syscall.EISDIR)):
 		e.Next = "that is not what a broker leaves there; see what it is, or take another folder: --data FOLDER"
 	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EEXIST), errors.Is(err, syscall.EISDIR):
-		e.Err = pathCause(err)
+		e.Err = PathCause(err)
 		e.Next = "it must be a folder, or not there yet: --data FOLDER"
 	case errors.Is(err, fs.ErrNotExist) && !exists(dir):
-		e.Err = pathCause(err)
+		e.Err = PathCause(err)
 		e.Next = "it cannot be made there, take another folder: --data FOLDER"
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
-		e.Err = pathCause(err)
+		e.Err = PathCause(err)
 		e.Next = "take a folder that this user may write: --data FOLDER"
 	case errors.Is(err, journal.ErrNoSpace), errors.Is(err, syscall.ENOSPC):
 		e.Next = "free space on its disk, or take a folder on another one: --data FOLDER"
@@ -66,8 +66,8 @@ func exists(dir string) bool {
 	return err == nil
 }
 
-// pathCause leaves out of err what names the path, which the message has already.
-func pathCause(err error) error {
+// PathCause leaves out of err what names the path, which the message has already.
+func PathCause(err error) error {
 	if p, ok := errors.AsType[*fs.PathError](err); ok {
 		return p.Err
 	}

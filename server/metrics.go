@@ -8,8 +8,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/jmqio/jmq/server/broker"
+	"github.com/jmqio/jmq/server/dispatch"
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/listener"
+	"github.com/jmqio/jmq/server/retention"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/server/store/local"
 	"github.com/jmqio/jmq/wire"
@@ -28,6 +30,7 @@ type collector struct {
 		broker  *broker.Broker // nil: it does not serve
 		store   *local.Store
 		sockets *listener.Listener
+		keeper  *retention.Keeper
 	}
 }
 
@@ -42,10 +45,10 @@ func (c *collector) register(r *prometheus.Registry) {
 }
 
 // serve says whose metrics to render from now on; nil: nobody's.
-func (c *collector) serve(b *broker.Broker, s *local.Store, l *listener.Listener) {
+func (c *collector) serve(b *broker.Broker, s *local.Store, l *listener.Listener, k *retention.Keeper) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.mu.broker, c.mu.store, c.mu.sockets = b, s, l
+	c.mu.broker, c.mu.store, c.mu.sockets, c.mu.keeper = b, s, l, k
 }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -92,6 +95,22 @@ var (
 	descBufferNone   = desc("jmq_buffer_refused_total", "Frames answered busy, and answers that ended their connection, since those bytes were used up.", "what")
 	descNetIn        = desc("jmq_network_in_bytes_total", "Bytes read from clients.")
 	descNetOut       = desc("jmq_network_out_bytes_total", "Bytes written to clients.")
+	descPaused       = desc("jmq_topic_paused", "1 while an operator has stopped sends or fetches of a topic.", "topic", "what")
+	descExpiries     = desc("jmq_lease_expiries_total", "Leases that ran out: their messages are given again, one at a time.")
+	descDiskTotal    = desc("jmq_disk_total_bytes", "Size of the disk of a folder; absent while it cannot be read.", "folder")
+	descDiskFree     = desc("jmq_disk_free_bytes", "Free bytes of the disk of a folder.", "folder")
+	descDiskUsed     = desc("jmq_disk_used_ratio", "Share of the disk of a folder in use.", "folder")
+	descLimit        = desc("jmq_store_limit_bytes", "broker.store.bytesMax; 0: none.")
+	descLimited      = desc("jmq_store_limited_bytes", "Bytes that count towards broker.store.bytesMax; 0 without one.")
+	descLevel        = desc("jmq_store_state", "1 for the state that the store is in: ok, warn, early-delete, refusing.", "state")
+	descFolderGone   = desc("jmq_store_folder_gone", "1 while a folder of the store is not where it was: act now.")
+	descSuspended    = desc("jmq_retention_suspended_seconds", "How long nothing goes by age yet since the clock jumped; 0: it does.")
+	descJumps        = desc("jmq_clock_jumps_total", "Jumps of the wall clock seen.")
+	descAbandoned    = desc("jmq_groups_abandoned", "Groups on topics that were not seen for broker.retention.abandonedAfter.")
+	descTrimmed      = desc("jmq_retention_messages_total", "Messages that went, by why: age, size, early.", "why")
+	descReclaimed    = desc("jmq_reclaimed_bytes_total", "Bytes of the journal that were freed.")
+	descPasses       = desc("jmq_retention_passes_total", "Passes of retention.")
+	descPassErrors   = desc("jmq_retention_errors_total", "Passes of retention that did not do all they had to.")
 	descPanics       = desc("jmq_panics_total", "Requests that hit a defect of the broker.")
 )
 
@@ -102,7 +121,7 @@ func (c *collector) Describe(chan<- *prometheus.Desc) {}
 func (c *collector) Collect(out chan<- prometheus.Metric) {
 	out <- c.buildInfo
 	c.mu.Lock()
-	b, s, l := c.mu.broker, c.mu.store, c.mu.sockets
+	b, s, l, k := c.mu.broker, c.mu.store, c.mu.sockets, c.mu.keeper
 	c.mu.Unlock()
 	if b == nil {
 		return
@@ -136,6 +155,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge(descLeases, float64(m.Dispatch.Leased))
 	counter(descLeasesGiven, float64(m.Dispatch.Leases))
 	gauge(descWaiting, float64(m.Dispatch.Waiting))
+	counter(descExpiries, float64(m.Dispatch.Ended[dispatch.EndedTimeout]))
 
 	sm := s.Metrics()
 	j := sm.Journal
@@ -151,11 +171,9 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	counter(descCheckErrors, float64(sm.CheckpointErrors))
 	gauge(descBehind, float64(sm.Applied-min(sm.Applied, sm.Checkpoint)))
 	gauge(descIndexFiles, float64(sm.Index.FilesOpen))
-	failed := 0.0
-	if s.Err() != nil {
-		failed = 1
-	}
-	gauge(descFailed, failed)
+	gauge(descFailed, oneIf(s.Err() != nil))
+
+	collectRetention(k.Metrics(), counter, gauge)
 
 	n := l.Metrics()
 	gauge(descConnections, float64(n.Connections), "client")
@@ -169,6 +187,39 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	counter(descPanics, float64(n.Panics))
 
 	gauge(descLeftOut, float64(collectTopics(b, s, counter, gauge)))
+}
+
+// collectRetention renders what is known of disks, and what went.
+func collectRetention(m retention.Metrics, counter, gauge func(*prometheus.Desc, float64, ...string)) {
+	for _, d := range m.Disks {
+		if d.Total > 0 {
+			gauge(descDiskTotal, float64(d.Total), d.What)
+			gauge(descDiskFree, float64(d.Free), d.What)
+			gauge(descDiskUsed, 1-float64(d.Free)/float64(d.Total), d.What)
+		}
+	}
+	gauge(descLimit, float64(m.Limit))
+	gauge(descLimited, float64(m.Limited))
+	for l := retention.OK; l <= retention.Refuse; l++ {
+		gauge(descLevel, oneIf(l == m.Level), l.String())
+	}
+	gauge(descFolderGone, oneIf(m.Gone))
+	gauge(descSuspended, m.Suspended.Seconds())
+	counter(descJumps, float64(m.Jumps))
+	gauge(descAbandoned, float64(m.Abandoned))
+	counter(descTrimmed, float64(m.TrimmedAge), "age")
+	counter(descTrimmed, float64(m.TrimmedSize), "size")
+	counter(descTrimmed, float64(m.TrimmedEarly), "early")
+	counter(descReclaimed, float64(m.Reclaimed))
+	counter(descPasses, float64(m.Passes))
+	counter(descPassErrors, float64(m.Errors))
+}
+
+func oneIf(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
 }
 
 // collectTopics renders what has a topic or a group, and returns how many series it left out.
@@ -190,6 +241,8 @@ func collectTopics(b *broker.Broker, s *local.Store, counter, gauge func(*promet
 		counter(descMessagesIn, float64(end), t.Name)
 		gauge(descStored, float64(end-first), t.Name)
 		gauge(descPartitions, float64(t.Partitions), t.Name)
+		gauge(descPaused, oneIf(t.Settings.PauseProduce), t.Name, "produce")
+		gauge(descPaused, oneIf(t.Settings.PauseConsume), t.Name, "consume")
 		lags, err := b.GroupLag(context.Background(), &wire.GroupLagRequest{Topic: t.Name})
 		if err != nil {
 			leftOut++ // more groups and partitions than one answer holds, or the broker has stopped

@@ -5,9 +5,9 @@
 // Its parts start in this order and stop in the reverse one, so that at every moment what can be reached from outside has
 // all that it stands on:
 //
-//	start: admin port, store (lock of the folder, recovery), broker, wire port, ready
+//	start: admin port, store (lock of the folder, recovery), broker, retention, wire port, ready
 //	stop:  not ready; wire port closed and requests under way answered (at most broker.stopTimeout), connections closed;
-//	       broker; store (checkpoint, proof of a clean end); admin port
+//	       retention; broker; store (checkpoint, proof of a clean end); admin port
 //
 // Run owns every goroutine of it and waits for them.
 package server
@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -32,6 +33,7 @@ import (
 	"github.com/jmqio/jmq/server/broker"
 	"github.com/jmqio/jmq/server/listener"
 	"github.com/jmqio/jmq/server/offset"
+	"github.com/jmqio/jmq/server/retention"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/server/store/local"
 	"github.com/jmqio/jmq/wire"
@@ -102,13 +104,20 @@ func (s *Server) Run(ctx context.Context) (err error) {
 		return err
 	}
 	var storeErr atomic.Pointer[func() error]
+	var keeper atomic.Pointer[retention.Keeper]
 	s.adminAddress = adminListener.Addr().String()
 	admin := serveAdmin(adminListener, registry, func() Readiness {
-		return s.health.readiness(func() error {
+		return s.health.readiness(func() (failed error, refusing string) {
 			if f := storeErr.Load(); f != nil {
-				return (*f)()
+				failed = (*f)()
 			}
-			return nil
+			if k := keeper.Load(); k != nil {
+				if gone := k.Gone(); failed == nil && gone != "" {
+					failed = errors.New(gone)
+				}
+				refusing = k.Refusing()
+			}
+			return failed, refusing
 		})
 	}, s.log)
 	defer admin.stop()
@@ -129,7 +138,10 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	offsets := offset.NewTable()
 	s.broker = broker.New(broker.Options{
 		Offsets: offsets, BrokerGroup: b.BrokerGroup, AckTimeout: b.Dispatch.AckTimeout, Grace: graceOf(b.Dispatch.DisconnectGrace),
-		Flush: flusher.Flush, Logger: s.log,
+		Flush: flusher.Flush, Logger: s.log, AbandonedAfter: abandonedAfterOf(b.Retention.AbandonedAfter),
+		Usage: func(ctx context.Context, r *wire.StoreUsageRequest) (*wire.StoreUsageResponse, error) {
+			return keeper.Load().Usage(ctx, r)
+		},
 	})
 	st, err := local.Open(local.Options{
 		FS: s.config.FS, Dir: s.dir, Tables: []store.Table{offsets}, Gather: s.broker.Gather, AfterCommit: flusher.Flush,
@@ -151,6 +163,12 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	failed := st.Err
 	storeErr.Store(&failed)
 	s.broker.Start(st)
+	k, err := s.keep(st, offsets)
+	if err != nil {
+		return fmt.Errorf("start retention: %w", err)
+	}
+	defer k.Close()
+	keeper.Store(k)
 
 	wireListener, err := s.listen(ctx, "broker.wire.listen", b.Wire.Listen)
 	if err != nil {
@@ -169,7 +187,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return errors.Join(listenError("broker.wire.listen", b.Wire.Listen, err), wireListener.Close())
 	}
-	metrics.serve(s.broker, st, sockets)
+	metrics.serve(s.broker, st, sockets, k)
 	served := make(chan error, 1)
 	go func() { served <- sockets.Serve() }() // ends with sockets.Close; received below
 
@@ -192,8 +210,16 @@ func (s *Server) Run(ctx context.Context) (err error) {
 		s.log.Warn("connections were closed with requests under way", "stopTimeout", b.StopTimeout)
 	}
 	<-served
-	metrics.serve(nil, nil, nil)
+	metrics.serve(nil, nil, nil, nil)
 	return err
+}
+
+// abandonedAfterOf turns the configuration's 0, never, into the broker's word for it.
+func abandonedAfterOf(d time.Duration) time.Duration {
+	if d == 0 {
+		return math.MaxInt64
+	}
+	return d
 }
 
 // graceOf turns the configuration's 0, no grace, into the broker's word for it.

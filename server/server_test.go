@@ -236,7 +236,9 @@ func (r *recorder) WriteHeader(code int)        { r.code = code }
 func TestReadiness(t *testing.T) {
 	var h health
 	var failure error
-	broker := func() RoleState { return h.readiness(func() error { return failure }).Roles["broker"] }
+	refusing := ""
+	ask := func() (failed error, why string) { return failure, refusing }
+	broker := func() RoleState { return h.readiness(ask).Roles["broker"] }
 	h.set(stateRecovering)
 	h.progress(5, 10)
 	if got := broker(); got != (RoleState{State: "recovering", DoneBytes: 5, TotalBytes: 10}) {
@@ -248,12 +250,16 @@ func TestReadiness(t *testing.T) {
 	if got := broker(); got != (RoleState{State: "serving"}) {
 		t.Errorf("serving: %+v", got)
 	}
-	failure = errors.New("disk is gone")
-	if got := h.readiness(func() error { return failure }); got.Ready || got.Roles["broker"] != (RoleState{State: "failed", Error: "disk is gone"}) {
+	refusing = "the disk is full"
+	if got := h.readiness(ask); !got.Ready || got.Roles["broker"] != (RoleState{State: "serving", Refusing: "the disk is full"}) {
+		t.Errorf("refusing sends: %+v", got)
+	}
+	failure, refusing = errors.New("disk is gone"), ""
+	if got := h.readiness(ask); got.Ready || got.Roles["broker"] != (RoleState{State: "failed", Error: "disk is gone"}) {
 		t.Errorf("failed: %+v", got)
 	}
 	h.set(stateStopping)
-	if got := h.readiness(func() error { return nil }); got.Ready {
+	if got := h.readiness(ask); got.Ready {
 		t.Errorf("stopping: %+v", got)
 	}
 }

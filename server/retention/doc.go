@@ -1,0 +1,23 @@
+// Package retention decides what a store may forget, and when it is too full to take more.
+//
+// Two goroutines, both owned by the Keeper:
+//
+//   - the guard looks at the disks and at what the store takes of them, and knows a Level: ok, warn, early delete, refuse. It tells the
+//     broker whether sends are taken, and hurries the pass. How long it waits follows from the room that is left: it looks again
+//     before the fastest disk could have filled it.
+//   - the pass, every Options.Every and when the guard asks for it, trims partitions and lets the store reclaim what nothing needs.
+//
+// What goes, in each partition [first, end):
+//
+//	age     everything stored before now - age
+//	size    what is more than the partition's part of the topic's bytes
+//	early   at Level EarlyDelete or above, oldest first over all topics, until the level is left
+//
+// never at or above its floor, the lowest index that a group which counts has not consumed. A topic whose settings say DiscardUnconsumed
+// has no floor for age and size. Early, only what groups have consumed goes: a topic without a group is left alone. A group that was
+// not seen for Options.AbandonedAfter does not count any more.
+//
+// The wall clock decides about age and about abandoned groups, so nothing is decided by it for SuspendFor of uptime after it jumped:
+// against the monotonic clock while the broker runs, against what it was when the broker was last seen to run at a start. What
+// is left of that time is kept in a file, so that a restart does not end it.
+package retention

@@ -1,0 +1,121 @@
+package retention
+
+import (
+	"fmt"
+	"time"
+)
+
+// see looks at folders, disks and the limit, sets the level, and returns after what time it must look again.
+func (k *Keeper) see() time.Duration {
+	k.guarding.Lock()
+	defer k.guarding.Unlock()
+	var rooms []room
+	var disks []Disk
+	gone := ""
+	for _, f := range k.o.Folders {
+		d := k.disk(f)
+		disks = append(disks, d)
+		must := f.Must
+		if must == "" {
+			must = f.Path
+		}
+		if _, err := k.o.FS.Stat(must); notExist(err) {
+			gone = "the folder of the " + f.What + " is gone"
+		} else if err != nil && d.Error == "" {
+			d.Error = err.Error()
+		}
+		k.tellFolder(f, d.Error)
+		if d.Total > 0 {
+			rooms = append(rooms, room{what: "the disk of the " + f.What, used: d.Total - d.Free, total: d.Total})
+		}
+	}
+	limited := int64(0)
+	if k.o.BytesMax > 0 {
+		u, err := k.o.Store.Usage(0)
+		if err == nil {
+			limited = limitedBytes(&u)
+			rooms = append(rooms, room{what: "broker.store.bytesMax", used: limited, total: k.o.BytesMax})
+		}
+		k.tellUsage(err)
+	}
+
+	full := fullest(rooms)
+	k.mu.Lock()
+	s := &k.mu.status
+	before, wasGone := s.level, s.gone
+	level := k.marks.next(before, full.share())
+	refused, wasRefused := gone, s.refused
+	if refused == "" && level == Refuse {
+		refused = fullText(full)
+	}
+	s.level, s.fullest, s.disks, s.limited, s.gone, s.refused = level, full, disks, limited, gone, refused
+	k.mu.Unlock()
+
+	if gone != wasGone {
+		if gone != "" {
+			k.o.Logger.Error(gone + ": sends are refused")
+		} else {
+			k.o.Logger.Warn("the folders of the store are there again", "before", wasGone)
+		}
+	}
+	if level != before {
+		log := k.o.Logger.Warn
+		if level < before {
+			log = k.o.Logger.Info
+		}
+		log("the store is "+level.String(), "before", before.String(), "fullest", full.what, "usedBytes", full.used, "totalBytes", full.total)
+	}
+	// Only another cause is told, not each figure of it.
+	if (refused == "") != (wasRefused == "") || gone != wasGone {
+		k.o.SetWritable(refused == "", refused)
+	}
+	if level >= EarlyDelete {
+		nudge(k.hurry)
+	}
+	return k.marks.lookAfter(level, rooms, k.o.Every)
+}
+
+// fullText says how full the fullest room is.
+func fullText(r room) string {
+	return fmt.Sprintf("%s is %d %% full", r.what, int(r.share()*100))
+}
+
+func (k *Keeper) disk(f Folder) Disk {
+	d := Disk{What: f.What, Folder: f.Path}
+	u, err := k.o.FS.GetDiskUsage(f.Path)
+	if err != nil {
+		d.Error = err.Error()
+		return d
+	}
+	// What the system keeps for its administrator is neither free nor used, as df says it.
+	d.Free, d.Total = int64(u.AvailBytes), int64(u.UsedBytes+u.AvailBytes)
+	return d
+}
+
+// tellFolder logs when what is wrong with a folder's disk changes. A disk that cannot be read is never full.
+func (k *Keeper) tellFolder(f Folder, wrong string) {
+	if k.told.folders[f.Path] == wrong {
+		return
+	}
+	if k.told.folders[f.Path] = wrong; wrong == "" {
+		k.o.Logger.Info("the free space of a folder's disk can be read again", "what", f.What, "folder", f.Path)
+		return
+	}
+	k.o.Logger.Warn("the free space of a folder's disk cannot be read: it is not watched", "what", f.What, "folder", f.Path, "err", wrong)
+}
+
+// tellUsage does so for what the store says it takes.
+func (k *Keeper) tellUsage(err error) {
+	wrong := ""
+	if err != nil {
+		wrong = err.Error()
+	}
+	if k.told.folders[""] == wrong {
+		return
+	}
+	if k.told.folders[""] = wrong; wrong == "" {
+		k.o.Logger.Info("what the store takes can be read again")
+		return
+	}
+	k.o.Logger.Warn("what the store takes cannot be read: broker.store.bytesMax is not watched", "err", wrong)
+}

@@ -1,0 +1,380 @@
+package retention
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jmqio/jmq/server/offset"
+	"github.com/jmqio/jmq/server/store"
+)
+
+// once is one pass.
+func (k *Keeper) once(ctx context.Context) {
+	err := k.trimAll(ctx)
+	n, reclaimErr := k.o.Store.Reclaim(ctx)
+	k.count(func(c *counters) { c.reclaimed += n; c.passes++ })
+	err = errors.Join(err, reclaimErr)
+	if err == nil && ctx.Err() == nil {
+		err = k.deleteEarly(ctx)
+	}
+	if up := k.up(); up-k.saved >= saveEvery || k.saved == 0 {
+		err = errors.Join(err, k.save())
+	}
+	if err != nil && ctx.Err() == nil {
+		k.count(func(c *counters) { c.errors++ })
+		k.tell(err.Error())
+	} else if err == nil {
+		k.tell("")
+	}
+}
+
+// tell logs a failure when it changes.
+func (k *Keeper) tell(failure string) {
+	if failure == k.failure {
+		return
+	}
+	if k.failure = failure; failure != "" {
+		k.o.Logger.Warn("a retention pass did not do all it had to", "err", failure)
+		return
+	}
+	k.o.Logger.Info("retention passes do all they have to again")
+}
+
+func (k *Keeper) count(f func(*counters)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	f(&k.mu.metrics)
+}
+
+// topicView is a topic as one pass sees it.
+type topicView struct {
+	topic  store.Topic
+	groups []Group // that count
+	ps     []partition
+}
+
+// trimAll trims every topic by age and size.
+func (k *Keeper) trimAll(ctx context.Context) error {
+	wall := k.tick()
+	var errs []error
+	var abandoned []Abandoned
+	pass := k.passes()
+	for _, t := range k.o.Store.Topics() {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		v, gone, err := k.view(t, wall, pass)
+		if err != nil {
+			errs = appendFirst(errs, err)
+			continue
+		}
+		abandoned = append(abandoned, gone...)
+		l, before := k.o.limitsOf(t.Settings), int64(0)
+		if l.age > 0 && k.clock.left(k.up()) == 0 {
+			before = wall.Add(-l.age).UnixNano()
+		}
+		if before <= 0 {
+			l.age = 0
+		}
+		trims, err := decide(t, v.ps, l, before, k.o.Store)
+		if err = errors.Join(err, k.apply(&v, trims)); err != nil {
+			errs = appendFirst(errs, err)
+		}
+	}
+	for key, m := range k.topics {
+		if m.pass != pass {
+			delete(k.topics, key) // the topic was deleted
+		}
+	}
+	k.mu.Lock()
+	k.mu.status.abandoned = abandoned
+	k.mu.Unlock()
+	return errors.Join(errs...)
+}
+
+// appendFirst keeps the first few errors: 10,000 partitions may have the same one.
+func appendFirst(errs []error, err error) []error {
+	if len(errs) < 3 && !errors.Is(err, store.ErrNoPartition) { // deleted meanwhile
+		errs = append(errs, err)
+	}
+	return errs
+}
+
+// deleteEarly frees what every group has consumed, oldest first, until the level is left or nothing helps. The store frees its oldest
+// segments only, so it steps forward in time from the oldest one, and lets the store reclaim after each step. While nothing of what
+// holds the oldest segments may go it takes nothing: that would cost messages and free nothing. The clock decides only how
+// long the first step is, so one that was set back stops nothing.
+func (k *Keeper) deleteEarly(ctx context.Context) error {
+	blocked := false
+	defer func() {
+		k.mu.Lock()
+		k.mu.status.blocked = blocked
+		k.mu.Unlock()
+	}()
+	leave := k.marks.leave(EarlyDelete)
+	var before int64
+	var step time.Duration
+	for range earlyStepsMax {
+		k.see()
+		s, _ := k.snapshot()
+		need := s.fullest.beyond(leave)
+		if s.level < EarlyDelete || need <= 0 {
+			return nil
+		}
+		u, err := k.o.Store.Usage(holdsLooked)
+		if err != nil {
+			return err
+		}
+		views, err := k.viewAll(ctx)
+		if err != nil {
+			return err
+		}
+		if !deletable(u.Holds, views) {
+			blocked = true
+			return nil
+		}
+		if step == 0 {
+			step = firstStep(&u, need, k.o.Now().UnixNano())
+		}
+		before = max(before, u.Oldest) + int64(step)
+		for i := range views {
+			trims, err := decideEarly(views[i].topic, views[i].ps, before, k.o.Store)
+			if err = errors.Join(err, k.apply(&views[i], trims)); err != nil && !errors.Is(err, store.ErrNoPartition) {
+				return err
+			}
+		}
+		n, err := k.o.Store.Reclaim(ctx)
+		k.count(func(c *counters) { c.reclaimed += n })
+		if err != nil || ctx.Err() != nil {
+			return err
+		}
+		if step *= 2; n > 0 {
+			step = 0 // the oldest segment is another one
+		}
+	}
+	return nil
+}
+
+const (
+	earlyStepsMax = 64
+	earlyStepMin  = time.Millisecond
+	holdsLooked   = 64 // of what holds the oldest segments
+)
+
+// firstStep is the time in which so many bytes came, had they come evenly, and at least that of one segment.
+func firstStep(u *store.Usage, need, wall int64) time.Duration {
+	share := max(float64(need)/float64(max(u.JournalBytes, 1)), 1/float64(max(u.Segments, 1)))
+	return max(earlyStepMin, time.Duration(float64(max(0, wall-u.Oldest))*min(1, share)))
+}
+
+// deletable reports whether something of what holds the oldest segments may go early; also when nothing is listed.
+func deletable(holds []store.Hold, views []topicView) bool {
+	for _, h := range holds {
+		i, ok := slices.BinarySearchFunc(views, h.Partition.Topic, func(v topicView, id store.TopicID) int { return cmp.Compare(v.topic.ID, id) })
+		if !ok || h.Why != "" || views[i].topic.Incarnation != h.Partition.Incarnation || int(h.Partition.Partition) >= len(views[i].ps) {
+			continue
+		}
+		if p := &views[i].ps[h.Partition.Partition]; p.consumed && min(p.floor, p.end) > h.First {
+			return true
+		}
+	}
+	return len(holds) == 0
+}
+
+// viewAll reads all topics, by id.
+func (k *Keeper) viewAll(ctx context.Context) (views []topicView, err error) {
+	wall, pass := k.tick(), k.passes()
+	for _, t := range k.o.Store.Topics() {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		v, _, err := k.view(t, wall, pass)
+		if errors.Is(err, store.ErrNoPartition) {
+			continue // deleted meanwhile
+		}
+		if err != nil {
+			return nil, err
+		}
+		views = append(views, v)
+	}
+	return views, nil
+}
+
+// view reads what decisions about a topic need.
+func (k *Keeper) view(t store.Topic, wall time.Time, pass uint64) (v topicView, abandoned []Abandoned, err error) {
+	key := topicKey(&t)
+	m := k.topics[key]
+	if m == nil {
+		m = &topicMemory{}
+		k.topics[key] = m
+	}
+	m.pass = pass
+	for len(m.oldest) < int(t.Partitions) {
+		m.oldest = append(m.oldest, oldest{})
+	}
+	v.topic = t
+	groups, lost := judge(k.o.Groups(key), k.seenSince(&t, wall))
+	v.groups = groups
+	abandoned = k.tellAbandoned(&t, m, lost, len(groups)+len(lost))
+	v.ps = make([]partition, t.Partitions)
+	for i := range v.ps {
+		p, part := &v.ps[i], partitionOf(&t, i)
+		if p.first, p.end, err = k.o.Store.Bounds(part); err != nil {
+			return v, nil, err
+		}
+		p.floor, p.consumed = p.end, len(groups) > 0
+		if _, ack := slowest(groups, uint16(i)); p.consumed {
+			p.floor = min(ack, p.end)
+		}
+		if p.first == p.end {
+			continue
+		}
+		if p.bytes, err = k.o.Store.Bytes(part); err != nil {
+			return v, nil, err
+		}
+		if p.floor <= p.first && !t.Settings.DiscardUnconsumed {
+			continue // nothing can go: its time is not needed
+		}
+		if o := &m.oldest[i]; o.stored == 0 || o.first != p.first {
+			stored, err := k.o.Store.Stored(part, p.first)
+			if err != nil {
+				// Its age is not known, so it may be old: whoever seeks by time finds out.
+				stored = 0
+			}
+			*o = oldest{p.first, stored}
+		}
+		p.oldest = m.oldest[i].stored
+	}
+	return v, abandoned, nil
+}
+
+// seenSince is the time since which a group must have been seen to count, 0 when all count: after a start or a jump of
+// the clock nobody knows, and where an operator stopped consuming nobody can be blamed.
+func (k *Keeper) seenSince(t *store.Topic, wall time.Time) int64 {
+	up := k.up()
+	if k.o.AbandonedAfter == 0 || t.Settings.PauseConsume || up < min(settle, k.o.AbandonedAfter) || k.clock.left(up) > 0 {
+		return 0
+	}
+	return max(1, wall.Add(-k.o.AbandonedAfter).UnixNano())
+}
+
+// tellAbandoned logs groups that are abandoned now, and those that came back, and returns all that are.
+func (k *Keeper) tellAbandoned(t *store.Topic, m *topicMemory, lost []Group, all int) (out []Abandoned) {
+	var ids []offset.GroupID
+	for _, g := range lost {
+		ids = append(ids, g.ID)
+		out = append(out, Abandoned{Topic: t.ID, Group: g.ID, Name: g.Name, Active: g.Active})
+		if !slices.Contains(m.abandoned, g.ID) {
+			k.o.Logger.Warn("a group was not seen for long: it does not keep messages from going any more",
+				"topic", t.Name, "group", g.Name, "active", time.Unix(0, g.Active).UTC().Format(time.RFC3339), "abandonedAfter", k.o.AbandonedAfter)
+		}
+	}
+	for _, id := range m.abandoned {
+		if all > 0 && !slices.Contains(ids, id) {
+			k.o.Logger.Info("a group that was not seen for long keeps messages from going again", "topic", t.Name, "groupId", uint32(id))
+		}
+	}
+	m.abandoned = ids
+	return out
+}
+
+// apply trims, and counts what went.
+func (k *Keeper) apply(v *topicView, trims []trim) error {
+	var errs []error
+	for _, t := range trims {
+		p := &v.ps[t.partition]
+		if err := k.o.Store.Trim(partitionOf(&v.topic, int(t.partition)), t.to); err != nil {
+			errs = appendFirst(errs, fmt.Errorf("trim partition %d of topic %s below %d: %w", t.partition, v.topic.Name, t.to, err))
+			continue
+		}
+		k.count(func(c *counters) { c.trimmed[t.why] += uint64(t.to - p.first) })
+		p.first = t.to
+	}
+	return errors.Join(errs...)
+}
+
+func (k *Keeper) passes() uint64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.mu.metrics.passes
+}
+
+// tick looks at the clock, and returns it.
+func (k *Keeper) tick() time.Time {
+	wall, up := k.o.Now().Round(0), k.up()
+	was := k.clock.why
+	if k.clock.tick(wall, up) {
+		k.count(func(c *counters) { c.jumps++ })
+	}
+	k.setSuspended(was, up)
+	return wall
+}
+
+// setSuspended shows what the clock says, and logs a change.
+func (k *Keeper) setSuspended(was string, up time.Duration) {
+	k.mu.Lock()
+	k.mu.status.suspended, k.mu.status.left = k.clock.why, k.clock.left(up)
+	k.mu.Unlock()
+	switch {
+	case k.clock.why != "" && k.clock.why != was:
+		k.o.Logger.Warn("nothing goes by age, and no group is taken as abandoned, for a while: "+k.clock.why, "left", k.clock.left(up).Round(time.Second))
+	case k.clock.why == "" && was != "":
+		k.o.Logger.Info("messages go by age again", "before", was)
+	}
+}
+
+// startClock compares the clock with when the broker was last seen to run: the state file's time, without one that of the
+// newest message.
+func (k *Keeper) startClock() {
+	var last int64
+	var left time.Duration
+	if k.o.StateFile != "" {
+		s, err := readState(k.o.FS, k.o.StateFile)
+		switch {
+		case err != nil:
+			k.o.Logger.Warn("the state of the last run cannot be read: the clock is compared with the newest message", "err", err)
+		case s != nil:
+			last, left = s.Wall, time.Duration(s.Suspended)
+		}
+	}
+	if last == 0 {
+		last = k.newest()
+	}
+	k.clock.start(k.o.Now().Round(0), last, left)
+	if k.clock.why != "" {
+		k.count(func(c *counters) { c.jumps++ })
+	}
+	k.setSuspended("", 0)
+}
+
+// newest is the stored time of the newest message, 0 if there is none.
+func (k *Keeper) newest() (newest int64) {
+	for _, t := range k.o.Store.Topics() {
+		for i := range int(t.Partitions) {
+			p := partitionOf(&t, i)
+			first, end, err := k.o.Store.Bounds(p)
+			if err != nil || first == end {
+				continue
+			}
+			// One that cannot be read says nothing about the clock; others do.
+			if stored, err := k.o.Store.Stored(p, end-1); err == nil {
+				newest = max(newest, stored)
+			}
+		}
+	}
+	return newest
+}
+
+// save writes the state file.
+func (k *Keeper) save() error {
+	if k.o.StateFile == "" {
+		return nil
+	}
+	up := k.up()
+	k.saved = up
+	return writeState(k.o.FS, k.o.StateFile, state{Wall: k.o.Now().UnixNano(), Suspended: int64(k.clock.left(up))})
+}
