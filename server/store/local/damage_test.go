@@ -26,7 +26,12 @@ func filled(t testing.TB, n int) (*vfs.MemFS, store.Partition) {
 	mem := vfs.NewCrashableMem()
 	o := options(mem)
 	o.SegmentBytesMax = 64 << 10
-	s := mustOpen(t, o)
+	return mem, fill(t, mustOpen(t, o), n)
+}
+
+// fill gives s one topic that has n messages, with two checkpoints on the way, and closes it.
+func fill(t testing.TB, s *Store, n int) store.Partition {
+	t.Helper()
 	p := partitionOfTopic(mustTopic(t, s, "orders", 1), 0)
 	for i := range n {
 		if r := appendWait(s, p, batchOf(t, fmt.Sprint(i))); r.err != nil {
@@ -39,7 +44,7 @@ func filled(t testing.TB, n int) (*vfs.MemFS, store.Partition) {
 		}
 	}
 	mustClose(t, s)
-	return mem, p
+	return p
 }
 
 func mustHave(t testing.TB, s *Store, p store.Partition, n int) {
@@ -451,6 +456,49 @@ func TestFolder(t *testing.T) {
 		}
 		_, err = Open(options(mem))
 		oneLine(t, err, "/store")
+	})
+	t.Run("elsewhere", func(t *testing.T) {
+		mem := vfs.NewCrashableMem()
+		o := options(mem)
+		o.JournalDir, o.IndexDir = "/fast/journal", "/other/index"
+		if err := mem.MkdirAll("/fast/journal/lost+found", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		fill(t, mustOpen(t, o), 300)
+		clone := mem.CrashClone(vfs.CrashCloneCfg{})
+		for _, dir := range []string{"/store/journal", "/store/index"} {
+			if _, err := clone.Stat(dir); err == nil {
+				t.Fatalf("%s is there", dir)
+			}
+		}
+		p := store.Partition{Topic: 1, Incarnation: 1}
+		for range 2 { // the second time without an index
+			o.FS = clone
+			s := mustOpen(t, o)
+			mustHave(t, s, p, 300)
+			mustClose(t, s)
+			if err := clone.RemoveAll("/other"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := Open(options(clone))
+		oneLine(t, err, "/store", "journal", "not whole")
+		// An own one is forgotten when the other is named.
+		mem, _ = filled(t, 10)
+		o.FS = mem
+		if err := mem.MkdirAll("/fast/journal", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		_, err = Open(o)
+		oneLine(t, err, "/fast/journal", "/store/journal/")
+		// A new store does not take a folder that has something.
+		mem = vfs.NewCrashableMem()
+		o.FS = mem
+		if err := mem.MkdirAll("/fast/journal/something", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		_, err = Open(o)
+		oneLine(t, err, "/fast/journal/something", "/store/STORE")
 	})
 	t.Run("none", func(t *testing.T) {
 		if _, err := Open(Options{FS: vfs.NewMem()}); err == nil {

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -42,6 +43,8 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 type folder struct {
 	fs      vfs.FS
 	dir     string
+	journal string // folders of the log and of the index, in dir or elsewhere
+	index   string
 	storeID [16]byte
 	lock    io.Closer
 }
@@ -49,7 +52,8 @@ type folder struct {
 func (f *folder) path(name string) string { return f.fs.PathJoin(f.dir, name) }
 
 // openFolder makes the folder if need be, locks it, and reads or writes its identity.
-func openFolder(vf vfs.FS, dir string) (_ *folder, err error) {
+func openFolder(o *Options) (_ *folder, err error) {
+	vf, dir := o.FS, o.Dir
 	defer func() {
 		if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 			err = fmt.Errorf("store: folder %s cannot be written: %w", dir, err)
@@ -67,7 +71,13 @@ func openFolder(vf vfs.FS, dir string) (_ *folder, err error) {
 			return nil, fmt.Errorf("store: find folder: %w", err)
 		}
 	}
-	f := &folder{fs: vf, dir: dir}
+	f := &folder{fs: vf, dir: dir, journal: o.JournalDir, index: o.IndexDir}
+	if f.journal == "" {
+		f.journal = f.path(journalDir)
+	}
+	if f.index == "" {
+		f.index = f.path(indexDir)
+	}
 	if f.lock, err = vf.Lock(f.path(lockName)); err != nil {
 		// What cannot be opened is not held by anyone.
 		if _, open := errors.AsType[*fs.PathError](err); open || errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
@@ -94,11 +104,19 @@ func openFolder(vf vfs.FS, dir string) (_ *folder, err error) {
 		return nil, err
 	}
 	// STORE is made after the folders: a journal that is not there was lost. The index can be made again.
-	if _, err := vf.Stat(f.path(journalDir)); err != nil {
+	if _, err := vf.Stat(f.journal); err != nil {
 		return nil, fmt.Errorf("store: folder %s is not whole: %w", dir, err)
 	}
-	if err := vf.MkdirAll(f.path(indexDir), 0o755); err != nil {
-		return nil, fmt.Errorf("store: make folder %s: %w", f.path(indexDir), err)
+	if err := f.notLeftBehind(); err != nil {
+		return nil, err
+	}
+	if err := vf.MkdirAll(f.index, 0o755); err != nil {
+		return nil, fmt.Errorf("store: make folder %s: %w", f.index, err)
+	}
+	if f.index != f.path(indexDir) {
+		if err := syncDir(vf, vf.PathDir(f.index)); err != nil {
+			return nil, err
+		}
 	}
 	// Names that are seen here may have been made by a process that died, or failed, before it had synced them.
 	if err := syncDir(vf, dir); err != nil {
@@ -125,12 +143,16 @@ func (f *folder) identify() error {
 		return err
 	}
 	// STORE comes last: where it is, the folders' names and that of the store's own folder are on disk.
-	for _, sub := range []string{journalDir, indexDir} {
-		if err := f.fs.MkdirAll(f.path(sub), 0o755); err != nil {
-			return fmt.Errorf("store: make folder %s: %w", f.path(sub), err)
+	parents := []string{f.dir, f.fs.PathDir(f.dir)}
+	for _, sub := range []string{f.journal, f.index} {
+		if err := f.fs.MkdirAll(sub, 0o755); err != nil {
+			return fmt.Errorf("store: make folder %s: %w", sub, err)
+		}
+		if p := f.fs.PathDir(sub); !slices.Contains(parents, p) {
+			parents = append(parents, p)
 		}
 	}
-	for _, dir := range []string{f.dir, f.fs.PathDir(f.dir)} {
+	for _, dir := range parents {
 		if err := syncDir(f.fs, dir); err != nil {
 			return err
 		}
@@ -149,19 +171,38 @@ func (f *folder) identify() error {
 
 // mustBeNew refuses a folder that has what a store leaves, but no STORE.
 func (f *folder) mustBeNew() error {
-	for _, dir := range []string{"", journalDir, indexDir} {
-		names, err := f.fs.List(f.path(dir))
+	for _, dir := range []string{f.dir, f.journal, f.index} {
+		names, err := f.fs.List(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("store: list folder %s: %w", f.path(dir), err)
+			return fmt.Errorf("store: list folder %s: %w", dir, err)
 		}
 		for _, n := range names {
-			if _, checkpoint := parseCheckpointName(n); checkpoint || dir != "" {
-				return fmt.Errorf("store: folder %s has %s but no %s file: it is not whole, and is left as it is", f.dir, f.fs.PathJoin(dir, n), identityName)
+			if n == "lost+found" { // the folder is a disk's
+				continue
+			}
+			if _, checkpoint := parseCheckpointName(n); checkpoint || dir != f.dir {
+				return fmt.Errorf("store: there is %s but no %s: the store is not whole, and is left as it is", f.fs.PathJoin(dir, n), f.path(identityName))
 			}
 		}
+	}
+	return nil
+}
+
+// notLeftBehind refuses a journal elsewhere when one is still in the store's own folder: without it messages would be missing.
+func (f *folder) notLeftBehind() error {
+	own := f.path(journalDir)
+	if f.journal == own {
+		return nil
+	}
+	names, err := f.fs.List(own)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("store: list folder %s: %w", own, err)
+	}
+	if len(names) > 0 {
+		return fmt.Errorf("store: the journal is to be in %s, but %s is there: move it, or name its folder", f.journal, f.fs.PathJoin(own, names[0]))
 	}
 	return nil
 }

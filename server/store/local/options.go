@@ -17,6 +17,9 @@ import (
 type Options struct {
 	FS  vfs.FS // nil: the disk
 	Dir string // made when it is not there
+	// JournalDir and IndexDir are the folders of the journal and of the index, where they are to be on other disks. One that is
+	// moved is moved while the store is closed; an index that is not there is made again. "": in Dir.
+	JournalDir, IndexDir string
 
 	// Tables are fed with every record, in this order, after the store's own topics.
 	Tables []store.Table

@@ -19,7 +19,7 @@ func Open(opt Options) (*Store, error) {
 	if err := opt.validate(); err != nil {
 		return nil, err
 	}
-	f, err := openFolder(opt.FS, opt.Dir)
+	f, err := openFolder(&opt)
 	if err != nil {
 		return nil, err
 	}
@@ -29,7 +29,7 @@ func Open(opt Options) (*Store, error) {
 	s.add = s.gathered
 	s.background.init()
 	s.index = opt.OpenIndex(index.Options{
-		FS: opt.FS, Dir: f.path(indexDir), StoreID: f.storeID, FilesOpenMax: opt.IndexFilesOpenMax,
+		FS: opt.FS, Dir: f.index, StoreID: f.storeID, FilesOpenMax: opt.IndexFilesOpenMax,
 		FlushEntries: opt.IndexFlushEntries, TailBytesMax: opt.IndexTailBytesMax,
 	})
 	if err := s.recover(); err != nil {
@@ -57,7 +57,7 @@ func (s *Store) recover() error {
 	start := s.apply.end
 	var in batchReader
 	s.log, err = s.opt.OpenLog(LogOptions{
-		FS: s.opt.FS, Dir: s.folder.path(journalDir), StoreID: s.folder.storeID,
+		FS: s.opt.FS, Dir: s.folder.journal, StoreID: s.folder.storeID,
 		SegmentBytesMax: s.opt.SegmentBytesMax, SegmentBytesFirst: s.opt.SegmentBytesFirst,
 		CommitBytesMax: s.opt.CommitBytesMax, QueueBytesMax: s.opt.QueueBytesMax, QueueLenMax: s.opt.QueueLenMax,
 		IdleAfter: s.opt.IdleAfter, Start: start, StartEpoch: s.apply.epoch, Term: s.opt.Term,
