@@ -24,6 +24,7 @@ type Client struct {
 	members  atomic.Uint32
 
 	sends    gate // Sends and the batches of those that were given up
+	finished finished
 	runs     gate // of consumers
 	flights  sync.Pool
 	pendings sync.Pool
@@ -70,18 +71,23 @@ func Dial(ctx context.Context, addresses string, opts ...Option) (*Client, error
 // Cluster is the client's connections, for those who speak the protocol themselves. It ends with the client.
 func (c *Client) Cluster() *Cluster { return c.cluster }
 
-// Close refuses new calls, ends the Runs of consumers as the end of their contexts would, waits for them and for sends
-// under way until ctx ends, gives back what was fetched and not acknowledged, and then ends the connections. What was not
-// answered by then has the outcome unknown. It returns ctx's error when it did not wait for everything; the client is closed then too. Only the first call waits.
+// Close refuses new calls, ends the Runs of consumers as the end of their contexts would, waits for them, for sends
+// under way and for callbacks until ctx ends, gives back what was fetched and not acknowledged, and then ends the connections. What was not
+// answered by then has the outcome unknown, and callbacks are told so before Close returns. It returns ctx's error when it did
+// not wait for everything; the client is closed then too. Only the first call waits.
 func (c *Client) Close(ctx context.Context) error {
 	var err error
 	c.closing.Do(func() {
 		c.stop()
-		err = errors.Join(c.runs.close(ctx), c.sends.close(ctx))
+		err = errors.Join(c.runs.close(ctx), c.sends.close(ctx), c.finished.wait(ctx))
 		c.giveAllBack(ctx)
 		c.cluster.close()
 		// Without connections every batch ends soon.
 		c.sends.wait()
+		// Callbacks have a moment more, but one that hangs does not keep Close.
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+		defer cancel()
+		err = errors.Join(err, c.finished.wait(grace))
 		close(c.closed)
 	})
 	return err

@@ -22,6 +22,10 @@
 // per partition of order keys; what is sent meanwhile goes in the next one, together. So ordered sends from many
 // goroutines are as fast as others, and an idle client waits for nobody.
 //
+// SendAsync tells the outcome to a callback, SendOneway to nobody; Flush waits for both. Their messages are gathered by
+// themselves: what is sent while earlier messages of the partition are under way goes in the next batch, without a timer. A
+// producer's Buffer bounds them: when it is full, the caller waits with its context, or gets ErrBusy (BusyWhenFull).
+//
 // # Receiving
 //
 // A group gets each message at least once. The broker leases ranges of partitions to consumers; there is no rebalancing
@@ -36,7 +40,8 @@
 // # Connections
 //
 // All producers and consumers of a Client share a few connections (two by default), on which many requests are in flight.
-// They are made again by themselves. A Client has a goroutine or two for each connection, and none else but those of Run.
+// They are made again by themselves. A Client has a goroutine or two for each connection, one for the callbacks of SendAsync
+// while there are any, and none else but those of Run.
 //
 // # Errors
 //

@@ -107,6 +107,65 @@ func ExampleProducer_SendBatch() {
 	// 2
 }
 
+// Messages are sent without waiting for each: the outcome comes to a callback. What is sent while a batch is under way goes
+// in the next one, together.
+func ExampleProducer_SendAsync() {
+	ctx := context.Background()
+	cl, err := client.Dial(ctx, devBroker())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cl.Close(ctx)
+	if err := cl.CreateTopic(ctx, "clicks", 1); err != nil {
+		log.Fatal(err)
+	}
+	p, err := cl.Producer("clicks", client.Buffer(1000, 1<<20))
+	if err != nil {
+		log.Fatal(err)
+	}
+	stored := 0 // callbacks come one after the other
+	for range 100 {
+		p.SendAsync(ctx, &client.Message{OrderKey: "visitor-7", Body: []byte("click")}, func(r client.Receipt, err error) {
+			if err != nil {
+				log.Print(err)
+				return
+			}
+			stored++
+		})
+	}
+	if err := p.Flush(ctx); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(stored)
+	// Output: 100
+}
+
+// Nobody asks what became of a message that is sent one way.
+func ExampleProducer_SendOneway() {
+	ctx := context.Background()
+	cl, err := client.Dial(ctx, devBroker())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cl.Close(ctx) // waits for what is under way
+	if err := cl.CreateTopic(ctx, "heartbeats", 1); err != nil {
+		log.Fatal(err)
+	}
+	p, err := cl.Producer("heartbeats", client.BusyWhenFull())
+	if err != nil {
+		log.Fatal(err)
+	}
+	switch err := p.SendOneway(ctx, &client.Message{Key: "sensor-3"}); {
+	case errors.Is(err, client.ErrBusy):
+		fmt.Println("dropped: the buffer is full")
+	case err != nil:
+		log.Fatal(err)
+	default:
+		fmt.Println("on its way")
+	}
+	// Output: on its way
+}
+
 // Messages are fetched and acknowledged one by one, without a handler.
 func ExampleConsumer_Fetch() {
 	ctx := context.Background()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,7 +13,8 @@ import (
 )
 
 const (
-	mergeBytesMax = 1 << 20 // of sends merged into one batch; a larger one goes alone
+	mergeBytesMax = 1 << 20               // of sends merged into one batch; a larger one goes alone
+	batchKeepMax  = mergeBytesMax * 5 / 4 // a buffer larger than that is not kept
 	retryMin      = 5 * time.Millisecond
 	retryMax      = 200 * time.Millisecond
 	retryAfterMax = time.Second // Close waits for a pause
@@ -30,6 +32,12 @@ type pending struct {
 	ready   chan struct{} // one element: result is there
 	timeout *time.Timer   // of one that waits in a lane
 	result  sendResult
+
+	// Of SendAsync and SendOneway, for which nobody waits.
+	async *asyncProducer // nil: of Send or SendBatch
+	done  func(Receipt, error)
+	epoch *sendEpoch
+	until time.Time // it is not begun later than that
 }
 
 // Who comes first decides.
@@ -61,7 +69,8 @@ func (c *Client) pending(o *producerOptions) *pending {
 }
 
 func (c *Client) putPending(p *pending) {
-	p.msgs, p.one[0], p.result, p.o = nil, wire.Message{}, sendResult{}, nil
+	p.msgs, p.one[0], p.size, p.result, p.o = nil, wire.Message{}, 0, sendResult{}, nil
+	p.async, p.done, p.epoch = nil, nil, nil
 	if cap(p.body) > 64<<10 {
 		p.body = nil
 	}
@@ -84,7 +93,7 @@ func (p *pending) own() {
 
 // lane keeps sends in the order of their calls: while as many batches are in flight as its width allows, one where order
 // matters, further sends wait, and go together in the next batch. Nobody waits for others to come: an idle lane sends at
-// once. Its queue is as long as there are callers waiting.
+// once. Its queue is as long as there are callers waiting, and producers' buffers of asynchronous sends have room.
 type lane struct {
 	topic     *topic
 	partition uint32 // not of the lane of sends without order key
@@ -139,13 +148,29 @@ func (l *lane) remove(p *pending) bool {
 // next goes on after a batch that was in flight: with all that waits and fits into one. reader is the connection whose
 // reading goroutine this is, nil if it is none.
 func (l *lane) next(reader *link) {
+	now := time.Now()
 	l.mu.Lock()
+	late := 0
+	for late < len(l.mu.queue) && l.mu.queue[late].isLate(now) {
+		late++
+	}
+	if late > 0 {
+		dropped := slices.Clone(l.mu.queue[:late])
+		l.cut(late)
+		l.mu.Unlock()
+		for _, p := range dropped {
+			p.result = sendResult{partition: uint16(l.partition), err: wire.Errorf(wire.CodeTimeout, "not sent: %v are over", p.o.timeout)}
+			l.topic.c.finish(p)
+		}
+		l.mu.Lock()
+	}
 	n, size := 0, 0
 	for messages := 0; n < len(l.mu.queue); n++ {
 		p := l.mu.queue[n]
 		messages += len(p.msgs)
 		size += p.size
-		if n > 0 && (messages > wire.BatchMessagesMax || size > mergeBytesMax || p.o != l.mu.queue[0].o) {
+		first := l.mu.queue[0]
+		if n > 0 && (messages > wire.BatchMessagesMax || size > mergeBytesMax || p.o != first.o || (p.async == nil) != (first.async == nil)) {
 			break
 		}
 	}
@@ -157,12 +182,16 @@ func (l *lane) next(reader *link) {
 	f := l.topic.c.flight(l, l.topic.route.Load())
 	f.counted = true
 	f.sends = append(f.sends, l.mu.queue[:n]...)
-	left := copy(l.mu.queue, l.mu.queue[n:])
-	clear(l.mu.queue[left:])
-	l.mu.queue = l.mu.queue[:left]
+	l.cut(n)
 	l.mu.Unlock()
 	o := f.sends[0].o
-	deadline := time.Now().Add(o.timeout)
+	deadline := now.Add(o.timeout)
+	if f.sends[0].async != nil {
+		// Nobody watches its time but this; it gets one try at least.
+		if deadline = f.sends[0].until; deadline.Before(now.Add(f.try())) {
+			deadline = now.Add(f.try())
+		}
+	}
 	if o.compression != wire.CompressionNone {
 		// Too slow for a goroutine that others wait for. It ends with the attempt; Close waits for the flight.
 		go f.start(deadline, nil)
@@ -170,6 +199,16 @@ func (l *lane) next(reader *link) {
 	}
 	f.start(deadline, reader)
 }
+
+// cut drops the first n of the queue. l.mu is held.
+func (l *lane) cut(n int) {
+	left := copy(l.mu.queue, l.mu.queue[n:])
+	clear(l.mu.queue[left:])
+	l.mu.queue = l.mu.queue[:left]
+}
+
+// isLate says that p waited too long to be sent at all. Those for which somebody waits are taken away by him.
+func (p *pending) isLate(now time.Time) bool { return p.async != nil && now.After(p.until) }
 
 // flight is one batch on its way: its attempts, until its outcome. It has no goroutine: it goes on when its answer comes,
 // on the connection's goroutine, or when its timer goes off. Used again by its client.
@@ -226,7 +265,7 @@ func (c *Client) putFlight(f *flight) {
 	clear(f.sends)
 	clear(f.msgs)
 	f.sends, f.msgs, f.lane, f.route, f.mu.link = f.sends[:0], f.msgs[:0], nil, nil, nil
-	if cap(f.batch) > 256<<10 {
+	if cap(f.batch) > batchKeepMax {
 		f.batch = nil
 	}
 	c.flights.Put(f)
@@ -299,6 +338,7 @@ func (f *flight) encodeAll() error {
 	n := uint64(len(f.msgs))
 	first := sequence.Add(n) - n
 	o := f.sends[0].o
+	f.batch = slices.Grow(f.batch[:0], size) // at once; size is near enough
 	var err error
 	if o.compression == wire.CompressionNone || size < o.compressFrom {
 		f.batch, err = wire.AppendBatch(f.batch[:0], f.c.producer, first, f.msgs)
@@ -325,7 +365,7 @@ func (f *flight) attempt(reader *link) {
 		return
 	}
 	now := f.deadline.Add(-f.sends[0].o.timeout) // near enough, and it saves asking the clock
-	if f.attempts > 0 || f.pause != retryMin {
+	if f.attempts > 0 || f.pause != retryMin || f.sends[0].async != nil {
 		now = time.Now()
 	}
 	f.mu.Lock()
@@ -457,11 +497,15 @@ func (f *flight) resolve(r wire.ProduceResponse, err error, reader *link) {
 	f.end(reader)
 }
 
-// deliver wakes the caller of p. p is its caller's again, or nobody's.
+// deliver wakes the caller of p, or hands it to the goroutine of callbacks. p is its caller's again, or nobody's.
 func (f *flight) deliver(p *pending, offset uint64, r sendResult) {
 	r.partition = f.partition
 	r.first += offset
 	p.result = r
+	if p.async != nil {
+		f.c.finish(p)
+		return
+	}
 	if p.state.CompareAndSwap(pendingWaits, pendingResolved) {
 		p.ready <- struct{}{}
 	} else {

@@ -102,10 +102,13 @@ type producerOptions struct {
 	compression  Compression
 	compressFrom int
 	mergeAfter   int // 0: never
+
+	bufferMessages, bufferBytes int // of sends for which nobody waits
+	refuse                      bool
 }
 
 func newProducerOptions(list []ProducerOption) (*producerOptions, error) {
-	o := &producerOptions{timeout: 3 * time.Second}
+	o := &producerOptions{timeout: 3 * time.Second, bufferMessages: 10_000, bufferBytes: 32 << 20}
 	return o, apply(o, list)
 }
 
@@ -136,6 +139,20 @@ func MergeAfter(n int) ProducerOption {
 		o.mergeAfter = n
 		return between("MergeAfter", n, 0, 1024)
 	}
+}
+
+// Buffer bounds the sends of SendAsync and SendOneway whose outcome is not there yet, and whose callback has not returned.
+// One message always has room. Default: 10,000 messages, 32 MiB.
+func Buffer(messages, bytes int) ProducerOption {
+	return func(o *producerOptions) error {
+		o.bufferMessages, o.bufferBytes = messages, bytes
+		return errors.Join(between("Buffer: messages", messages, 1, 1<<24), between("Buffer: bytes", bytes, 1, 1<<40))
+	}
+}
+
+// BusyWhenFull makes SendAsync and SendOneway fail with ErrBusy while their buffer is full. Default: they wait for room.
+func BusyWhenFull() ProducerOption {
+	return func(o *producerOptions) error { o.refuse = true; return nil }
 }
 
 // StartAt says where a new group begins.

@@ -16,6 +16,7 @@ type Producer struct {
 	c     *Client
 	topic *topic
 	o     *producerOptions
+	async asyncProducer
 }
 
 // Producer returns a producer for the topic. Nothing is asked of the broker yet.
@@ -27,7 +28,9 @@ func (c *Client) Producer(topic string, opts ...ProducerOption) (*Producer, erro
 	if c.stopping.Err() != nil {
 		return nil, errClosed("producer", topic)
 	}
-	return &Producer{c: c, topic: c.topic(topic), o: o}, nil
+	p := &Producer{c: c, topic: c.topic(topic), o: o}
+	p.async.init(p)
+	return p, nil
 }
 
 // Send stores one message and returns where. It tries again, with the same id, until the message is stored, an answer says

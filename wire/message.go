@@ -81,6 +81,12 @@ func HashTag(tag string) uint32 {
 	return 1
 }
 
+// Check judges what the message holds, as encoding it does.
+func (m *Message) Check() error {
+	_, err := m.check(0)
+	return err
+}
+
 // check judges what a message may hold, and returns its encoded size.
 func (m *Message) check(slot int) (int, error) {
 	if len(m.Body) > BodyBytesMax {
