@@ -125,8 +125,23 @@ func (a *acks) wait(c *ackCall, ticket uint64) {
 	a.b.store.Kick()
 }
 
-// Gather is the store's: all ends that were acked since the last commit become one record.
+// Gather is the store's: all ends that were acked since the last commit become one record, and all leases that ran out.
 func (b *Broker) Gather(add func(kind journal.Kind, payload []byte, done func(error))) {
+	b.gatherEnds(add)
+	if expiries := b.dispatch.TakeExpiries(); len(expiries) > 0 {
+		add(journal.KindLeaseExpiry, offset.AppendExpiries(nil, expiries), func(err error) {
+			if err == nil {
+				return
+			}
+			b.failedBy(err)
+			if b.state.Load() != stateFailed {
+				b.dispatch.PutBackExpiries(expiries)
+			}
+		})
+	}
+}
+
+func (b *Broker) gatherEnds(add func(kind journal.Kind, payload []byte, done func(error))) {
 	e := b.acks.batch()
 	e.ends, e.number = b.dispatch.TakeEnds(e.ends[:0])
 	if e.number == 0 {

@@ -284,3 +284,7 @@ func (s source) Names(q dispatch.Queue) (topic, group string) {
 func (s source) Progress(g offset.GroupID, t offset.Topic, p uint16) (offset.Progress, uint32, bool) {
 	return s.b.o.Offsets.Progress(g, t, p)
 }
+
+func (s source) Policy(g offset.GroupID, t offset.Topic) (offset.Policy, bool) {
+	return s.b.o.Offsets.Policy(g, t)
+}

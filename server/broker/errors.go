@@ -37,6 +37,7 @@ var codes = []struct {
 	{store.ErrTopic, wire.CodeInvalid, 0, ""},
 	{store.ErrDamaged, wire.CodeBusy, readPause, "what is stored there cannot be read"}, // a repair ends it
 	{dispatch.ErrBusy, wire.CodeBusy, waitersRetry, "too many fetches wait"},
+	{dispatch.ErrFull, wire.CodeBusy, waitersRetry, "too many leases last"},
 	{dispatch.ErrNoGroup, wire.CodeGroupNotFound, 0, ""},
 	{dispatch.ErrCancelled, wire.CodeTimeout, 0, "the wait was ended"},
 	{dispatch.ErrReplaced, wire.CodeTimeout, 0, "the member has fetched anew since"},

@@ -194,7 +194,7 @@ func (c *fetchCall) deliver() bool {
 	b.metrics.delivered(l.Len(), len(out))
 	c.answer(&wire.FetchResponse{
 		Lease: l.ID, Partition: l.Partition, From: uint64(l.From), To: uint64(l.To), LeaseMs: uint32(l.For.Milliseconds()),
-		Epoch: uint64(b.store.Epoch()), Batches: out,
+		Epoch: uint64(b.store.Epoch()), Attempt: l.Attempt, Batches: out,
 	}, nil)
 	return true
 }

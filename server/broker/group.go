@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/offset"
@@ -224,8 +225,9 @@ func startName(start uint32) string {
 }
 
 func (b *Broker) bear(key birthKey, id offset.GroupID, t *store.Topic, who *wire.Peer, start uint32, running *birth) error {
-	r := offset.Reset{Namespace: key.group.namespace, Group: id, GroupName: key.group.name, Topic: key.topic, TopicName: t.Name,
+	r := offset.Reset{Operation: offset.Birth, Time: time.Now().UnixNano(), Namespace: key.group.namespace, Group: id, GroupName: key.group.name, Topic: key.topic, TopicName: t.Name,
 		Who: whoText(who), Why: "first subscription"}
+	generation := b.o.Offsets.BirthGeneration()
 	for p := range t.Partitions {
 		first, end, err := b.store.Bounds(partitionOf(t, p))
 		if err != nil {
@@ -235,7 +237,7 @@ func (b *Broker) bear(key birthKey, id offset.GroupID, t *store.Topic, who *wire
 		if start == wire.StartEnd {
 			at = end
 		}
-		r.Starts = append(r.Starts, offset.Start{Partition: uint16(p), Generation: 1, Offset: at})
+		r.Starts = append(r.Starts, offset.Start{Partition: uint16(p), Generation: generation, Offset: at})
 	}
 	return b.store.AppendRecord(journal.KindOffsetReset, offset.AppendReset(nil, &r), func(err error) {
 		if err != nil {

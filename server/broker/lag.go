@@ -7,7 +7,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/jmqio/jmq/server/dispatch"
-	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/offset"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
@@ -51,21 +50,25 @@ func (b *Broker) groupLag(ctx context.Context, r *wire.GroupLagRequest) (*wire.G
 		q := dispatch.Queue{Group: g.ID, Topic: topicKey(&t)}
 		held := b.dispatch.Held(q)
 		for p := range t.Partitions {
-			// The offset first: an end that is read later is not below it.
-			progress, generation, ok := b.o.Offsets.Progress(g.ID, q.Topic, uint16(p))
-			if !ok {
-				break
-			}
-			first, end, err := b.store.Bounds(partitionOf(&t, p))
+			first, _, err := b.store.Bounds(partitionOf(&t, p))
 			if err != nil {
 				return nil, err
 			}
-			row := &wire.GroupPartition{Group: g.Name, Partition: p, First: uint64(first), End: uint64(end), AckOffset: uint64(progress.Ack),
-				Consumed: progress.Consumed.Len(), Generation: generation}
-			row.Lag = lag(progress, first, end)
-			if len(held) > 0 && uint32(held[0].Partition) == p {
-				row.Leased, row.Member = held[0].Left, fmt.Sprintf("%s#%d", held[0].Client, held[0].Member)
-				held = held[1:]
+			at, ok := b.o.Offsets.Standing(g.ID, q.Topic, uint16(p), first)
+			if !ok {
+				break
+			}
+			// The end last: so it is not below what has ended.
+			_, end, err := b.store.Bounds(partitionOf(&t, p))
+			if err != nil {
+				return nil, err
+			}
+			row := &wire.GroupPartition{Group: g.Name, Partition: p, First: uint64(first), End: uint64(end), AckOffset: uint64(at.Ack),
+				Consumed: at.Consumed, Lag: uint64(end-first) - at.Ended, Generation: at.Generation, Expired: at.Expired, AttemptsMax: at.AttemptsMax}
+			for ; len(held) > 0 && uint32(held[0].Partition) == p; held = held[1:] {
+				row.Leases++
+				row.Leased += held[0].Left
+				row.Member = fmt.Sprintf("%s#%d", held[0].Client, held[0].Member)
 			}
 			response.Partitions = append(response.Partitions, row)
 		}
@@ -74,10 +77,4 @@ func (b *Broker) groupLag(ctx context.Context, r *wire.GroupLagRequest) (*wire.G
 		return nil, wire.Errorf(wire.CodeTooLarge, "%d groups of %d partitions take %d bytes, more than an answer holds: name one group", len(groups), t.Partitions, n)
 	}
 	return response, nil
-}
-
-// lag is how many messages between first and end have not ended.
-func lag(p offset.Progress, first, end index.Index) uint64 {
-	all := offset.Range{From: first, To: end}
-	return all.Len() - p.Count(all)
 }

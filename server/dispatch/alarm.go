@@ -13,7 +13,7 @@ type alarm struct {
 	owner alarmed
 }
 
-// alarmed is what has a deadline: a lease's partition, a parked fetch, a client without connection.
+// alarmed is what has a deadline: a lease, a partition's pause, a parked fetch, a client without connection.
 type alarmed interface {
 	expire(d *Dispatcher, out *fetchList)
 }
@@ -120,14 +120,13 @@ func (d *Dispatcher) expire() {
 	d.arm()
 	report := d.mu.ended
 	d.mu.ended = nil
-	d.mu.Unlock()
-	out.call()
+	d.unlock(&out)
 	var topic, group string
 	for i, e := range report {
 		if i == 0 || e.queue != report[i-1].queue {
 			topic, group = d.o.Source.Names(e.queue)
 		}
 		d.o.Logger.Info("a lease ended before its messages did", "why", e.why.String(), "topic", topic, "group", group, "partition", e.partition,
-			"index", e.lease.From, "to", e.lease.To, "client", e.client, "member", e.member)
+			"index", e.lease.From, "to", e.lease.To, "client", e.client, "member", e.member, "leases", e.leases)
 	}
 }

@@ -26,8 +26,8 @@ type memberKey struct {
 type member struct {
 	client *client
 	key    memberKey
-	leases []*partition // it holds
-	parked []*Fetch     // in order of arrival
+	leases []*lease // it holds, ascending by id
+	parked []*Fetch // in order of arrival
 }
 
 func (m *member) active() bool { return len(m.leases)+len(m.parked) > 0 }
@@ -54,6 +54,7 @@ func (d *Dispatcher) member(key Client, q *queue, number uint32) *member {
 		}
 		m.client, m.key = c, k
 		c.members[k] = m
+		q.members++
 	}
 	return m
 }
@@ -66,15 +67,16 @@ func (d *Dispatcher) findMember(key Client, q *queue, number uint32) *member {
 	return nil
 }
 
-const spareMax = 1024
-
 // settle forgets m if it neither holds nor waits, and its client if that has nothing more.
 func (d *Dispatcher) settle(m *member) {
 	if m.active() {
 		return
 	}
-	c := m.client
+	c, q := m.client, m.key.queue
 	delete(c.members, m.key)
+	if q.members--; q.members == 1 && q.policy.Parallel && q.parked.head != nil {
+		d.mu.alone = append(d.mu.alone, q)
+	}
 	m.client, m.key = nil, memberKey{}
 	if len(d.mu.spare) < spareMax {
 		d.mu.spare = append(d.mu.spare, m)
@@ -123,12 +125,12 @@ func (d *Dispatcher) Detach(key Client) {
 // expire ends the client's leases: its grace is over.
 func (c *client) expire(d *Dispatcher, out *fetchList) {
 	// Ending a lease may forget its member, and the last member its client.
-	var held []*partition
+	var held []*lease
 	for _, m := range c.members {
 		held = append(held, m.leases...)
 	}
-	sortPartitions(held)
-	for _, p := range held {
-		d.endLease(p, EndedGone, out)
+	sortLeases(held)
+	for _, l := range held {
+		d.endLease(l, EndedGone, out)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"log/slog"
+	"math/bits"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,8 +26,9 @@ type Source interface {
 	// End returns the index after the last committed message of a partition. It must see every commit that was given to
 	// Commit before.
 	End(p store.Partition) (index.Index, error)
-	// Progress is offset.Table.Progress.
+	// Progress is offset.Table.Progress, and Policy offset.Table.Policy.
 	Progress(g offset.GroupID, topic offset.Topic, p uint16) (offset.Progress, uint32, bool)
+	Policy(g offset.GroupID, topic offset.Topic) (offset.Policy, bool)
 	// Names are what people call the queue, for the log.
 	Names(q Queue) (topic, group string)
 }
@@ -41,6 +44,8 @@ type Options struct {
 	WaitersMax int
 	// ClientWaitersMax bounds those of one client, so that it leaves room for others. 0: 1,024.
 	ClientWaitersMax int
+	// LeasesMax bounds the leases: beyond it only fetches that wait are given some. 0: 1,048,576.
+	LeasesMax int
 	// Boot is the part of lease ids that tells this boot from others, 24 bits. 0: random.
 	Boot uint32
 	// Logger gets leases that ran out. nil: nobody.
@@ -61,6 +66,9 @@ func (o Options) withDefaults() Options {
 	if o.ClientWaitersMax == 0 {
 		o.ClientWaitersMax = 1 << 10
 	}
+	if o.LeasesMax == 0 {
+		o.LeasesMax = 1 << 20
+	}
 	for o.Boot&bootMask == 0 {
 		b := [4]byte{}
 		rand.Read(b[:]) // never fails
@@ -79,6 +87,8 @@ var (
 	ErrParked = errors.New("dispatch: parked")
 	// ErrBusy: too many fetches are parked.
 	ErrBusy = errors.New("dispatch: too many fetches wait")
+	// ErrFull: too many leases last.
+	ErrFull = errors.New("dispatch: too many leases last")
 	// ErrCancelled: Cancel was called.
 	ErrCancelled = errors.New("dispatch: cancelled")
 	// ErrReplaced: the member has fetched anew since, and said that nobody waits for this one.
@@ -101,20 +111,26 @@ type Dispatcher struct {
 
 	mu struct {
 		sync.Mutex
-		queues  map[Queue]*queue
-		topics  map[offset.Topic][]*queue
-		clients map[Client]*client
-		spare   []*member // forgotten members, to be used again
-		alarms  alarms
-		leases  uint64 // number of the last lease
-		metrics Metrics
-		waiting int
-		stopped error // not nil: Stop was called
-		ended   []ended
+		queues      map[Queue]*queue
+		topics      map[offset.Topic][]*queue
+		paused      map[offset.Topic]bool
+		clients     map[Client]*client
+		spare       []*member // forgotten members, to be used again
+		spareLeases []*lease
+		alarms      alarms
+		leases      uint64 // number of the last lease
+		metrics     Metrics
+		waiting     int
+		stopped     error // not nil: Stop was called
+		ended       []ended
+		alone       []*queue // one member is left in each since the lock was taken: see unlock
 
 		// Acks that wait for the disk: taken together by TakeEnds, and then their number is what Ack's tickets named.
 		ends  []offset.End
 		taken uint64 // number of the last batch taken; those in ends will be taken+1
+
+		expiries []offset.Expiry
+		expired  int // ranges of expiries
 	}
 	timer *time.Timer // fires at or before the earliest alarm
 	armed time.Duration
@@ -125,13 +141,30 @@ type Dispatcher struct {
 // queue is what is known of a Queue, since its first fetch.
 type queue struct {
 	key        Queue
+	policy     offset.Policy
+	paused     bool   // its topic is
+	version    uint64 // counts Reloads and the end: what was read before one is not used after it
+	gone       bool   // Forget was called
 	partitions []*partition
 	loaded     int      // partitions below it are loaded, all of them
 	ready      []uint64 // a bit for each partition: it has something to give
 	next       int      // where the search starts: behind the partition given last
+	members    int      // that hold or wait
+	fetched    time.Duration
 	parked     fetchList
 	parkedAny  int   // those of parked that accept any partition
 	parkedFor  []int // by partition: those that name it
+}
+
+// inFlightMax is how many messages of a partition may be in flight for another lease to be given.
+func (q *queue) inFlightMax() uint64 {
+	switch {
+	case !q.policy.Parallel:
+		return 1
+	case q.policy.Window == 0:
+		return offset.WindowDefault
+	}
+	return uint64(q.policy.Window)
 }
 
 // New returns a Dispatcher. Close it.
@@ -140,6 +173,7 @@ func New(o Options) *Dispatcher {
 	d := &Dispatcher{o: o, boot: uint64(o.Boot&bootMask) << leaseNumberBits, start: time.Now(), quit: make(chan struct{}), done: make(chan struct{})}
 	d.mu.queues = map[Queue]*queue{}
 	d.mu.topics = map[offset.Topic][]*queue{}
+	d.mu.paused = map[offset.Topic]bool{}
 	d.mu.clients = map[Client]*client{}
 	d.timer = time.NewTimer(never)
 	d.armed = never
@@ -151,18 +185,18 @@ func New(o Options) *Dispatcher {
 func (d *Dispatcher) Stop(err error) {
 	var out fetchList
 	d.mu.Lock()
-	if d.mu.stopped == nil {
-		d.mu.stopped = err
-		for _, q := range d.mu.queues {
-			for f := q.parked.head; f != nil; f = q.parked.head {
-				d.unpark(q, f)
-				f.Err = err
-				out.push(f)
-			}
+	defer d.unlock(&out)
+	if d.mu.stopped != nil {
+		return
+	}
+	d.mu.stopped = err
+	for _, q := range d.mu.queues {
+		for f := q.parked.head; f != nil; f = q.parked.head {
+			d.settle(d.unpark(q, f))
+			f.Err = err
+			out.push(f)
 		}
 	}
-	d.mu.Unlock()
-	out.call()
 }
 
 // Close ends the goroutine and waits for it. Call Stop before, and Close once.
@@ -177,8 +211,29 @@ func (d *Dispatcher) AckTimeout() time.Duration { return d.o.AckTimeout }
 // now is the time since New, by the monotonic clock.
 func (d *Dispatcher) now() time.Duration { return time.Since(d.start) }
 
+// unlock gives what became free by the way, gives the lock back, and tells those on out. A member that is alone now may have more than
+// half of a window.
+func (d *Dispatcher) unlock(out *fetchList) {
+	for len(d.mu.alone) > 0 {
+		q := d.mu.alone[len(d.mu.alone)-1]
+		d.mu.alone = d.mu.alone[:len(d.mu.alone)-1]
+		d.match(q, out)
+	}
+	d.mu.Unlock()
+	out.call()
+}
+
+// match gives what q has to fetches that wait.
+func (d *Dispatcher) match(q *queue, out *fetchList) {
+	for w := 0; w < len(q.ready) && q.parked.head != nil; w++ {
+		for word := q.ready[w]; word != 0; word &= word - 1 {
+			d.changed(q.partitions[w*64+bits.TrailingZeros64(word)], out)
+		}
+	}
+}
+
 // load makes sure that partitions [0, n) of q are known. It reads Source without the lock, so a commit may come between:
-// the queue is registered before its ends are read, and an end only grows.
+// the queue is registered before its ends are read, and an end only grows. What was read before a Reload is read again.
 func (d *Dispatcher) load(key Queue, n int) error {
 	d.mu.Lock()
 	q := d.mu.queues[key]
@@ -187,12 +242,12 @@ func (d *Dispatcher) load(key Queue, n int) error {
 		return nil
 	}
 	d.mu.Unlock()
-	if _, _, ok := d.o.Source.Progress(key.Group, key.Topic, 0); !ok {
+	if _, ok := d.o.Source.Policy(key.Group, key.Topic); !ok {
 		return ErrNoGroup
 	}
 	d.mu.Lock()
 	if q = d.mu.queues[key]; q == nil {
-		q = &queue{key: key}
+		q = &queue{key: key, paused: d.mu.paused[key.Topic], fetched: -1}
 		d.mu.queues[key] = q
 		d.mu.topics[key.Topic] = append(d.mu.topics[key.Topic], q)
 	}
@@ -202,31 +257,210 @@ func (d *Dispatcher) load(key Queue, n int) error {
 			q.ready = append(q.ready, 0)
 		}
 	}
-	from := q.loaded
+	from, version := q.loaded, q.version
 	d.mu.Unlock()
 
-	for i := from; i < n; i++ {
+	policy, ok := d.o.Source.Policy(key.Group, key.Topic)
+	for i := from; i < n && ok; {
 		p := uint16(i)
 		end, err := d.o.Source.End(store.Partition{Topic: store.TopicID(key.Topic.ID), Incarnation: key.Topic.Incarnation, Partition: p})
 		if err != nil {
 			return err
 		}
-		progress, generation, ok := d.o.Source.Progress(key.Group, key.Topic, p)
-		if !ok {
-			return ErrNoGroup
+		var progress offset.Progress
+		var generation uint32
+		if progress, generation, ok = d.o.Source.Progress(key.Group, key.Topic, p); !ok {
+			break
 		}
 		var out fetchList
 		d.mu.Lock()
-		if part := q.partitions[i]; !part.loaded {
-			part.progress, part.generation, part.loaded = progress, generation, true
-			part.end = max(part.end, end)
-			d.changed(part, &out)
+		switch part := q.partitions[i]; {
+		case q.gone:
+			ok = false
+		case q.version != version:
+			version = q.version
+			d.mu.Unlock()
+			policy, ok = d.o.Source.Policy(key.Group, key.Topic)
+			continue
+		default:
+			if !part.loaded {
+				if q.loaded == 0 {
+					q.policy = policy
+				}
+				part.end = max(part.end, end)
+				part.reset(progress, generation)
+				d.changed(part, &out)
+			}
+			i++
+			q.loaded = max(q.loaded, i)
 		}
-		q.loaded = max(q.loaded, i+1)
-		d.mu.Unlock()
-		out.call()
+		d.unlock(&out)
+	}
+	if !ok {
+		d.Forget(key)
+		return ErrNoGroup
 	}
 	return nil
+}
+
+// Reload takes over a committed change of the group on the topic: partitions that were moved give what is next there,
+// with another kind of policy all do. Their leases end. What the queue was not used for yet is read when it is.
+func (d *Dispatcher) Reload(key Queue) {
+	d.mu.Lock()
+	q := d.mu.queues[key]
+	if q == nil {
+		d.mu.Unlock()
+		return
+	}
+	q.version++
+	version, n := q.version, q.loaded
+	d.mu.Unlock()
+
+	policy, ok := d.o.Source.Policy(key.Group, key.Topic)
+	type standing struct {
+		offset.Progress
+		generation uint32
+	}
+	all := make([]standing, n)
+	for i := range all {
+		if ok {
+			all[i].Progress, all[i].generation, ok = d.o.Source.Progress(key.Group, key.Topic, uint16(i))
+		}
+	}
+	if !ok {
+		d.Forget(key)
+		return
+	}
+	var out fetchList
+	d.mu.Lock()
+	defer d.unlock(&out)
+	if q.gone {
+		return
+	}
+	// While it changes nothing is given.
+	paused := q.paused
+	q.paused = true
+	turned := policy.Parallel != q.policy.Parallel && version == q.version
+	for i, p := range q.partitions {
+		// Of two Reloads that run at once the later may be here first. What was acked and is not committed is in p only.
+		moved := i < n && all[i].generation > p.generation
+		if moved || turned {
+			for len(p.leases) > 0 {
+				d.endLease(p.leases[0], EndedReset, &out)
+			}
+		}
+		if moved {
+			p.reset(all[i].Progress, all[i].generation)
+		}
+	}
+	if version == q.version {
+		q.policy = policy
+	}
+	q.paused = paused
+	for _, p := range q.partitions {
+		d.changed(p, &out)
+	}
+}
+
+// Forget drops a queue: its leases end, fetches that wait for it get ErrNoGroup. If the group is on the topic, the next fetch
+// reads anew where it stands.
+func (d *Dispatcher) Forget(key Queue) {
+	var out fetchList
+	d.mu.Lock()
+	defer d.unlock(&out)
+	if q := d.mu.queues[key]; q != nil {
+		d.forget(q, &out)
+	}
+}
+
+// ForgetTopic drops all queues of a topic, and that it is paused.
+func (d *Dispatcher) ForgetTopic(topic offset.Topic) {
+	var out fetchList
+	d.mu.Lock()
+	defer d.unlock(&out)
+	for _, q := range slices.Clone(d.mu.topics[topic]) {
+		d.forget(q, &out)
+	}
+	delete(d.mu.paused, topic)
+}
+
+func (d *Dispatcher) forget(q *queue, out *fetchList) {
+	q.gone, q.paused = true, true
+	q.version++
+	for f := q.parked.head; f != nil; f = q.parked.head {
+		d.settle(d.unpark(q, f))
+		f.Err = ErrNoGroup
+		out.push(f)
+	}
+	for _, p := range q.partitions {
+		for len(p.leases) > 0 {
+			d.endLease(p.leases[0], EndedReset, out)
+		}
+		d.unset(&p.alarm)
+	}
+	for _, c := range d.mu.clients {
+		for k := range c.reconciled {
+			if k.queue == q {
+				delete(c.reconciled, k)
+			}
+		}
+	}
+	delete(d.mu.queues, q.key)
+	topic := q.key.Topic
+	if rest := slices.DeleteFunc(d.mu.topics[topic], func(o *queue) bool { return o == q }); len(rest) > 0 {
+		d.mu.topics[topic] = rest
+	} else {
+		delete(d.mu.topics, topic)
+	}
+}
+
+// SetPaused stops or resumes giving anything of a topic. Leases last on.
+func (d *Dispatcher) SetPaused(topic offset.Topic, paused bool) {
+	var out fetchList
+	d.mu.Lock()
+	defer d.unlock(&out)
+	if paused {
+		d.mu.paused[topic] = true
+	} else {
+		delete(d.mu.paused, topic)
+	}
+	for _, q := range d.mu.topics[topic] {
+		q.paused = paused
+		for _, p := range q.partitions {
+			d.changed(p, &out)
+		}
+	}
+}
+
+// Use is who uses a queue.
+type Use struct {
+	Members   int       // that hold a lease or wait for one
+	Waiting   int       // fetches that wait
+	Leases    int       // that last
+	Leased    uint64    // messages of them that were neither acked nor released
+	LastFetch time.Time // with a monotonic reading; zero: none since the start
+}
+
+// Use returns who uses a queue.
+func (d *Dispatcher) Use(key Queue) Use {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	q := d.mu.queues[key]
+	if q == nil {
+		return Use{}
+	}
+	u := Use{Members: q.members}
+	for f := q.parked.head; f != nil; f = f.next {
+		u.Waiting++
+	}
+	for _, p := range q.partitions {
+		u.Leases += len(p.leases)
+		u.Leased += p.inFlight
+	}
+	if q.fetched >= 0 {
+		u.LastFetch = d.start.Add(q.fetched)
+	}
+	return u
 }
 
 // Commit tells that messages below end are committed. It looks at the groups of that topic only.
@@ -240,26 +474,23 @@ func (d *Dispatcher) Commit(p store.Partition, end index.Index) {
 			d.changed(part, &out)
 		}
 	}
-	d.mu.Unlock()
-	out.call()
+	d.unlock(&out)
 }
 
-// changed looks whether p has something to give, and gives it to a fetch that waits. Fetches that got a lease are put on
-// out, to be called without the lock.
-func (d *Dispatcher) changed(p *partition, out *fetchList) {
-	q := p.queue
-	word, bit := &q.ready[p.number/64], uint64(1)<<(p.number%64)
-	if !p.isReady() {
-		*word &^= bit
-		return
-	}
-	*word |= bit
-	if d.mu.stopped != nil {
-		return
-	}
-	if f := q.pick(p); f != nil {
-		d.unpark(q, f)
-		d.grant(p, f)
-		out.push(f)
-	}
+// Metrics of a Dispatcher.
+type Metrics struct {
+	Leases  uint64       // given
+	Leased  int          // leases that last
+	Ended   [whys]uint64 // by Why
+	Waiting int          // parked fetches
+	Refused uint64       // fetches refused since too many are parked or too many leases last
+}
+
+// Metrics returns them.
+func (d *Dispatcher) Metrics() Metrics {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	m := d.mu.metrics
+	m.Waiting = d.mu.waiting
+	return m
 }

@@ -32,6 +32,8 @@ type fakeSource struct {
 	mu       sync.Mutex
 	ends     map[uint16]index.Index
 	progress map[offset.GroupID]map[uint16]offset.Progress
+	policy   offset.Policy
+	moves    uint32 // raise the generation of all partitions
 	err      error
 }
 
@@ -48,7 +50,13 @@ func (s *fakeSource) Progress(g offset.GroupID, _ offset.Topic, p uint16) (offse
 		return offset.Progress{}, 0, false
 	}
 	at := s.progress[g][p]
-	return at.Clone(), 1, true
+	return at.Clone(), 1 + s.moves, true
+}
+
+func (s *fakeSource) Policy(g offset.GroupID, _ offset.Topic) (offset.Policy, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.policy, g <= 9
 }
 
 func (s *fakeSource) Names(q Queue) (topic, group string) {
@@ -90,7 +98,11 @@ func (f *namedFetch) outcome(err error) string {
 		return strings.TrimPrefix(err.Error(), "dispatch: ")
 	}
 	l := f.Lease
-	return fmt.Sprintf("lease %d partition %d %v", l.ID&(1<<leaseNumberBits-1), l.Partition, l.Range)
+	s := fmt.Sprintf("lease %d partition %d %v", l.ID&(1<<leaseNumberBits-1), l.Partition, l.Range)
+	if l.Attempt > 1 {
+		s += fmt.Sprint(" attempt ", l.Attempt)
+	}
+	return s
 }
 
 func (st *stage) run(c script.Command) string {

@@ -117,16 +117,16 @@ func (d *Dispatcher) fetch(f *Fetch, mode fetchMode) error {
 		return err
 	}
 	var out fetchList
-	err := d.serve(f, mode, &out)
-	out.call()
-	return err
+	d.mu.Lock()
+	defer d.unlock(&out)
+	return d.serve(f, mode, &out)
 }
 
 func (d *Dispatcher) serve(f *Fetch, mode fetchMode, out *fetchList) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	q := d.mu.queues[f.Queue]
 	switch {
+	case q == nil:
+		return ErrNoGroup
 	case d.mu.stopped != nil:
 		return d.mu.stopped
 	case f.cancelled:
@@ -141,7 +141,12 @@ func (d *Dispatcher) serve(f *Fetch, mode fetchMode, out *fetchList) error {
 	if mode == leave {
 		return ErrNone
 	}
-	if p := q.choose(f); p != nil {
+	q.fetched = d.now()
+	if d.mu.metrics.Leased >= d.o.LeasesMax {
+		d.mu.metrics.Refused++
+		return ErrFull
+	}
+	if p := q.choose(f, d.findMember(f.Client, q, f.Member)); p != nil {
 		d.grant(p, f)
 		return nil
 	}
@@ -189,25 +194,24 @@ func (q *queue) count(f *Fetch, n int) {
 func (d *Dispatcher) Cancel(f *Fetch) {
 	var out fetchList
 	d.mu.Lock()
+	defer d.unlock(&out)
 	f.cancelled = true
 	if f.parked {
-		d.unpark(d.mu.queues[f.Queue], f)
+		d.settle(d.unpark(f.member.key.queue, f))
 		f.Err = ErrCancelled
 		out.push(f)
 	}
-	d.mu.Unlock()
-	out.call()
 }
 
 // expire ends f: it waited long enough.
 func (f *Fetch) expire(d *Dispatcher, out *fetchList) {
-	d.unpark(d.mu.queues[f.Queue], f)
+	d.settle(d.unpark(f.member.key.queue, f))
 	f.Err = ErrNone
 	out.push(f)
 }
 
-// unpark takes f out of q. Its member is kept for a lease that follows at once, or settled by it.
-func (d *Dispatcher) unpark(q *queue, f *Fetch) {
+// unpark takes f out of q and returns its member, which gets a lease at once or is to be settled.
+func (d *Dispatcher) unpark(q *queue, f *Fetch) *member {
 	q.parked.remove(f)
 	q.count(f, -1)
 	d.unset(&f.alarm)
@@ -217,37 +221,43 @@ func (d *Dispatcher) unpark(q *queue, f *Fetch) {
 	i := slices.Index(m.parked, f)
 	m.parked = slices.Delete(m.parked, i, i+1)
 	m.client.parked--
-	d.settle(m)
+	return m
 }
 
-// pick returns the parked fetch that gets p: of those that accept it the first whose member holds the fewest partitions.
-// So nobody gets more than a fair share while another waits, and equals are served as they came. It is asked at each commit:
-// fetches that wait for something else must not cost anything.
+// pick returns the parked fetch that gets p: of those that accept it and may have more of it the first whose member has the
+// least (leases; with a parallel policy messages of p). So nobody gets more than a fair share while one who has less waits, and
+// equals are served as they came. It is asked at each commit: fetches that wait for something else must not cost anything.
 func (q *queue) pick(p *partition) *Fetch {
 	if q.parkedAny == 0 && (int(p.number) >= len(q.parkedFor) || q.parkedFor[p.number] == 0) {
 		return nil
 	}
 	var best *Fetch
-	for f := q.parked.head; f != nil; f = f.next {
-		if !f.accepts(p.number) || best != nil && len(f.member.leases) >= len(best.member.leases) {
+	least := ^uint64(0)
+	for f := q.parked.head; f != nil && least > 0; f = f.next {
+		if !f.accepts(p.number) {
 			continue
 		}
-		if best = f; len(f.member.leases) == 0 {
-			break
+		has := uint64(len(f.member.leases))
+		if q.policy.Parallel {
+			has = p.has(f.member)
+		}
+		if has < least && p.room(f.member) > 0 {
+			best, least = f, has
 		}
 	}
 	return best
 }
 
-// choose returns a ready partition that f accepts, going round behind the one given last; nil if there is none.
-func (q *queue) choose(f *Fetch) *partition {
+// choose returns a ready partition that f of member m accepts and may have more of, going round behind the one given last; nil if
+// there is none.
+func (q *queue) choose(f *Fetch, m *member) *partition {
 	if len(f.Only) > 0 {
 		var best *partition
 		for _, n := range f.Only {
 			if int(n) >= q.loaded || q.ready[n/64]&(1<<(n%64)) == 0 {
 				continue
 			}
-			if p := q.partitions[n]; best == nil || q.distance(p) < q.distance(best) {
+			if p := q.partitions[n]; (best == nil || q.distance(p) < q.distance(best)) && p.room(m) > 0 {
 				best = p
 			}
 		}
@@ -269,8 +279,10 @@ func (q *queue) choose(f *Fetch) *partition {
 		case len(q.ready):
 			word &= 1<<(start%64) - 1
 		}
-		if word != 0 {
-			return q.partitions[w*64+bits.TrailingZeros64(word)]
+		for ; word != 0; word &= word - 1 {
+			if p := q.partitions[w*64+bits.TrailingZeros64(word)]; p.room(m) > 0 {
+				return p
+			}
 		}
 	}
 	return nil

@@ -16,6 +16,7 @@ type Lease struct {
 	ID         uint64
 	Partition  uint16
 	Generation uint32
+	Attempt    uint32 // 1 and the leases of these messages that ran out before
 	offset.Range
 	For time.Duration // how long it lasts from when it was given
 }
@@ -30,119 +31,190 @@ const (
 	EndedGone                // its client was gone for longer than the grace
 	EndedUnread              // it was never delivered: the read failed, or the fetch had ended meanwhile
 	EndedLost                // its member does not have it: the answer did not arrive
+	EndedReset               // the group was moved, altered or removed, or the topic deleted
 	whys
 )
 
 func (w Why) String() string {
-	return [...]string{"acked", "released", "timeout", "gone", "unread", "lost"}[w]
+	return [...]string{"acked", "released", "timeout", "gone", "unread", "lost", "reset"}[w]
 }
 
-// partition is one partition of a queue. Guarded by Dispatcher.mu.
-type partition struct {
-	queue      *queue
-	number     uint16
-	loaded     bool
-	paused     bool            // nothing is given until its alarm goes off
-	progress   offset.Progress // with acks that are not committed yet
-	generation uint32
-	end        index.Index // committed
+// ranOut reports whether the member had the messages and neither acked nor released them: that is counted.
+func (w Why) ranOut() bool { return w == EndedTimeout || w == EndedGone }
 
-	lease    uint64 // id of the lease; 0: none, and then the fields below mean nothing
-	leased   offset.Range
-	member   *member
-	released offset.Ranges // of leased
-
-	alarm alarm // the lease's end, or the pause's
+// lease is a Lease that lasts. Guarded by Dispatcher.mu.
+//
+//	left = messages of Range neither ended nor released > 0
+type lease struct {
+	id        uint64
+	partition *partition
+	member    *member
+	offset.Range
+	left     uint64
+	released offset.Ranges // of Range
+	count    uint32        // leases of each of its messages that ran out before
+	until    time.Duration // when it ends, since Dispatcher.start
+	alarm    alarm
 }
 
-func (p *partition) isReady() bool {
-	return p.loaded && p.lease == 0 && !p.paused && p.progress.Ack < p.end
-}
+const (
+	spareMax    = 1024 // members and leases that are kept to be used again
+	releasedMax = 64   // and the room for ranges of each lease
+)
 
-// left returns how many messages of the lease were neither acked nor released.
-func (p *partition) left() uint64 {
-	n := p.leased.Len() - p.progress.Count(p.leased)
-	for _, r := range p.released {
-		n -= r.Len() - p.progress.Count(r)
+func (d *Dispatcher) newLease() *lease {
+	if n := len(d.mu.spareLeases); n > 0 {
+		l := d.mu.spareLeases[n-1]
+		d.mu.spareLeases = d.mu.spareLeases[:n-1]
+		return l
 	}
-	return n
+	return &lease{}
 }
 
-// grant leases p's first run to f's member.
+// The lists of leases ascend by id: a new one has the highest.
+func findLease(list []*lease, id uint64) (int, bool) {
+	return slices.BinarySearchFunc(list, id, func(l *lease, id uint64) int { return cmp.Compare(l.id, id) })
+}
+
+func dropLease(list []*lease, id uint64) []*lease {
+	i, ok := findLease(list, id)
+	if !ok {
+		panic("dispatch: a lease is not in a list that it belongs to")
+	}
+	return slices.Delete(list, i, i+1)
+}
+
+// grant leases p's next run to f's member.
 func (d *Dispatcher) grant(p *partition, f *Fetch) {
-	run := p.progress.Gap(p.end)
+	m := d.member(f.Client, p.queue, f.Member)
+	run, count := p.run()
 	if planted.Bug("dispatch: lease from the end of what waits") && run.Len() > uint64(f.Max) {
+		p.back.Add(run)
 		run.From = run.To - index.Index(f.Max)
 	}
-	run.To = min(run.To, run.From+index.Index(f.Max))
-	if run.Len() == 0 || p.lease != 0 {
-		panic("dispatch: a lease of nothing or a second one") // isReady was asked
+	run.To = min(run.To, run.From+index.Index(min(uint64(f.Max), p.room(m))))
+	if run.Len() == 0 {
+		panic("dispatch: a lease of nothing") // isReady and room were asked
 	}
-	m := d.member(f.Client, p.queue, f.Member)
+	p.back.Remove(run)
+	p.next = max(p.next, run.To)
+
 	d.mu.leases++
-	p.lease = d.boot | d.mu.leases&(1<<leaseNumberBits-1)
-	p.leased, p.member, p.released = run, m, p.released[:0]
-	m.leases = append(m.leases, p)
-	until := d.now() + d.o.AckTimeout
+	l := d.newLease()
+	l.id = d.boot | d.mu.leases&(1<<leaseNumberBits-1)
+	l.partition, l.member, l.Range, l.left, l.released, l.count = p, m, run, run.Len(), l.released[:0], count
+	m.leases = append(m.leases, l)
+	p.leases = append(p.leases, l)
+	p.flight(m, int64(l.left))
+	l.until = d.now() + d.o.AckTimeout
 	if planted.Bug("dispatch: lease ends early") {
-		until -= d.o.AckTimeout * 9 / 10
+		l.until -= d.o.AckTimeout * 9 / 10
 	}
-	d.set(&p.alarm, p, until)
-	p.queue.ready[p.number/64] &^= 1 << (p.number % 64)
+	d.set(&l.alarm, l, l.until)
+	p.mark()
 	p.queue.next = int(p.number) + 1
 	d.mu.metrics.Leases++
 	d.mu.metrics.Leased++
-	f.Lease = Lease{ID: p.lease, Partition: p.number, Generation: p.generation, Range: run, For: d.o.AckTimeout}
+	f.Lease = Lease{ID: l.id, Partition: p.number, Generation: p.generation, Attempt: count + 1, Range: run, For: d.o.AckTimeout}
 	f.Err = nil
 }
 
-// endLease ends p's lease; what it leaves may be given again at once.
-func (d *Dispatcher) endLease(p *partition, why Why, out *fetchList) {
-	m := p.member
-	if why == EndedTimeout || why == EndedGone {
-		d.mu.ended = append(d.mu.ended, ended{why, p.queue.key, p.number, p.leased, m.client.key.ID, m.key.number})
+// endLease ends l; what it leaves may be given again at once. l is not to be used afterwards.
+func (d *Dispatcher) endLease(l *lease, why Why, out *fetchList) {
+	p, m := l.partition, l.member
+	if why.ranOut() {
+		d.report(l, why)
 	}
 	if why == EndedGone && planted.Bug("dispatch: lease of the gone forgotten") {
-		p.progress.Add(p.leased)
+		p.progress.Add(l.Range)
 	}
-	p.lease, p.member = 0, nil
-	i := slices.Index(m.leases, p)
-	m.leases = slices.Delete(m.leases, i, i+1)
-	d.unset(&p.alarm)
+	p.leases = dropLease(p.leases, l.id)
+	m.leases = dropLease(m.leases, l.id)
+	p.flight(m, -int64(l.left))
+	d.unset(&l.alarm)
+	if l.left > 0 && why.ranOut() {
+		d.runOut(l)
+	}
+	if l.left > 0 || len(l.released) > 0 {
+		for gap := p.progress.GapIn(l.Range); gap.Len() > 0; gap = p.progress.GapIn(offset.Range{From: gap.To, To: l.To}) {
+			if !p.queue.policy.Parallel {
+				p.back.Add(gap)
+				continue
+			}
+			// What was released is back, or given again.
+			for open := l.released.Gap(gap); open.Len() > 0; open = l.released.Gap(offset.Range{From: open.To, To: gap.To}) {
+				p.back.Add(open)
+			}
+		}
+	}
+	l.partition, l.member, l.left = nil, nil, 0
+	if cap(l.released) > releasedMax {
+		l.released = nil
+	}
+	if len(d.mu.spareLeases) < spareMax {
+		d.mu.spareLeases = append(d.mu.spareLeases, l)
+	}
 	d.settle(m)
 	d.mu.metrics.Leased--
 	d.mu.metrics.Ended[why]++
 	d.changed(p, out)
 }
 
-// ended is a lease that ran out, for the log.
+// runOut counts that the messages which l leaves were not acked in time.
+func (d *Dispatcher) runOut(l *lease) {
+	p := l.partition
+	e := offset.Expiry{Group: p.queue.key.Group, Topic: p.queue.key.Topic, Partition: p.number, Generation: p.generation, Count: l.count + 1}
+	// Beyond its bound neither the table nor this would keep them.
+	for gap := p.progress.GapIn(l.Range); gap.Len() > 0 && len(e.Ranges) < offset.ExpiriesMax; gap = p.progress.GapIn(offset.Range{From: gap.To, To: l.To}) {
+		for open := l.released.Gap(gap); open.Len() > 0 && len(e.Ranges) < offset.ExpiriesMax; open = l.released.Gap(offset.Range{From: open.To, To: gap.To}) {
+			e.Ranges.Add(open)
+		}
+	}
+	for _, r := range e.Ranges {
+		p.progress.Expire(r, e.Count)
+	}
+	d.keepExpiry(e)
+}
+
+// ended is leases that ran out together, for the log.
 type ended struct {
 	why       Why
 	queue     Queue
 	partition uint16
-	lease     offset.Range
+	lease     offset.Range // with several: from the first to the last
+	leases    int
 	client    string
 	member    uint32
 }
 
-// expire ends the lease or the pause of p: its time is over.
-func (p *partition) expire(d *Dispatcher, out *fetchList) {
-	if p.paused {
-		p.paused = false
-		d.changed(p, out)
-		return
+func (d *Dispatcher) report(l *lease, why Why) {
+	p := l.partition
+	e := ended{why, p.queue.key, p.number, l.Range, 1, l.member.client.key.ID, l.member.key.number}
+	if n := len(d.mu.ended); n > 0 {
+		last := &d.mu.ended[n-1]
+		same := *last
+		same.lease, same.leases = e.lease, 1
+		if same == e {
+			last.lease = offset.Range{From: min(last.lease.From, l.From), To: max(last.lease.To, l.To)}
+			last.leases++
+			return
+		}
 	}
-	d.endLease(p, EndedTimeout, out)
+	d.mu.ended = append(d.mu.ended, e)
 }
 
-// find returns the partition of q if it still has the lease.
-func (d *Dispatcher) find(key Queue, l *Lease) *partition {
+// expire ends the lease: its time is over.
+func (l *lease) expire(d *Dispatcher, out *fetchList) { d.endLease(l, EndedTimeout, out) }
+
+// find returns the lease if it lasts.
+func (d *Dispatcher) find(key Queue, partition uint16, id uint64) *lease {
 	q := d.mu.queues[key]
-	if q == nil || int(l.Partition) >= len(q.partitions) {
+	if q == nil || int(partition) >= len(q.partitions) {
 		return nil
 	}
-	if p := q.partitions[l.Partition]; p.lease == l.ID {
-		return p
+	p := q.partitions[partition]
+	if i, ok := findLease(p.leases, id); ok {
+		return p.leases[i]
 	}
 	return nil
 }
@@ -153,11 +225,25 @@ func (d *Dispatcher) Shrink(q Queue, l *Lease, to index.Index) {
 		panic("dispatch: a lease cannot be shrunk to nothing or widened")
 	}
 	l.To = to
+	var out fetchList
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if p := d.find(q, l); p != nil {
-		p.leased.To = to
+	defer d.unlock(&out)
+	held := d.find(q, l.Partition, l.ID)
+	if held == nil || held.To <= to {
+		return
 	}
+	p, rest := held.partition, offset.Range{From: to, To: held.To}
+	held.To = to
+	for gap := p.progress.GapIn(rest); gap.Len() > 0; gap = p.progress.GapIn(offset.Range{From: gap.To, To: rest.To}) {
+		p.back.Add(gap)
+		held.left -= gap.Len()
+		p.flight(held.member, -int64(gap.Len()))
+	}
+	if held.left == 0 { // all that is left of it was skipped meanwhile
+		d.endLease(held, EndedAcked, &out)
+		return
+	}
+	d.changed(p, &out)
 }
 
 // GiveBack ends a lease that was given and not delivered. If pause is not 0 its partition gives nothing for so long: it
@@ -165,123 +251,70 @@ func (d *Dispatcher) Shrink(q Queue, l *Lease, to index.Index) {
 func (d *Dispatcher) GiveBack(q Queue, l *Lease, pause time.Duration) {
 	var out fetchList
 	d.mu.Lock()
-	if p := d.find(q, l); p != nil {
-		p.paused = pause > 0
-		d.endLease(p, EndedUnread, &out)
-		if p.paused {
-			d.set(&p.alarm, p, d.now()+pause)
-		}
+	defer d.unlock(&out)
+	held := d.find(q, l.Partition, l.ID)
+	if held == nil {
+		return
 	}
-	d.mu.Unlock()
-	out.call()
+	p := held.partition
+	if pause > 0 {
+		p.paused = true
+		d.set(&p.alarm, p, d.now()+pause)
+	}
+	d.endLease(held, EndedUnread, &out)
 }
 
-// Ack takes what a member says about its leases, and appends a code for each item to codes. What has to be journalled is
-// kept for TakeEnds: nothing for an item that is refused, repeated or released. The codes may be told once the batch of
-// ends with the number ticket is committed, since CodeOK and CodeAlreadyEnded say that something is; 0: at once.
-// partitions is how many the topic has.
-func (d *Dispatcher) Ack(key Queue, partitions int, c Client, member uint32, items []wire.AckRange, codes []wire.Code) (_ []wire.Code, ticket uint64, _ error) {
-	if err := d.load(key, partitions); err != nil {
-		return codes, 0, err
-	}
-	var out fetchList
-	durable := false
-	d.mu.Lock()
-	q := d.mu.queues[key]
-	m := d.findMember(c, q, member)
-	for i := range items {
-		code := wire.CodePartitionNotFound
-		if int(items[i].Partition) < q.loaded {
-			code = d.ack(q.partitions[items[i].Partition], m, &items[i], &out)
-		}
-		durable = durable || code == wire.CodeAlreadyEnded || code == wire.CodeOK && items[i].Outcome != wire.Released
-		codes = append(codes, code)
-	}
-	if durable {
-		ticket = d.mu.taken
-		if len(d.mu.ends) > 0 {
-			ticket++
-		}
-	}
-	d.mu.Unlock()
-	out.call()
-	return codes, ticket, nil
+// LeaseName names a lease to be extended.
+type LeaseName struct {
+	Partition uint16
+	ID        uint64
 }
 
-// TakeEnds moves all ends that wait for the disk to the end of ends, and returns the number of their batch, from 1 on
-// without a gap; 0 if there are none.
-func (d *Dispatcher) TakeEnds(ends []offset.End) ([]offset.End, uint64) {
+// Extend makes leases of a member last until at least d from now on, and appends a code for each to codes.
+func (d *Dispatcher) Extend(key Queue, c Client, member uint32, leases []LeaseName, by time.Duration, codes []wire.Code) []wire.Code {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if len(d.mu.ends) == 0 {
-		return ends, 0
+	m := d.findMember(c, d.mu.queues[key], member)
+	until := d.now() + by
+	for _, name := range leases {
+		l := d.find(key, name.Partition, name.ID)
+		switch {
+		case l == nil:
+			codes = append(codes, d.missing(name.ID))
+			continue
+		case l.member != m:
+			codes = append(codes, wire.CodeLeaseForeign)
+			continue
+		}
+		if until > l.until {
+			l.until = until
+			d.set(&l.alarm, l, until)
+		}
+		codes = append(codes, wire.CodeOK)
 	}
-	ends = append(ends, d.mu.ends...)
-	d.mu.ends = d.mu.ends[:0]
-	d.mu.taken++
-	return ends, d.mu.taken
+	return codes
 }
 
-// PutBack returns ends that TakeEnds gave and that were not written: they are in the next batch.
-func (d *Dispatcher) PutBack(ends []offset.End) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.mu.ends = append(d.mu.ends, ends...)
-}
-
-func (d *Dispatcher) ack(p *partition, m *member, item *wire.AckRange, out *fetchList) wire.Code {
-	r := offset.Range{From: index.Index(item.From), To: index.Index(item.To)}
-	switch {
-	case r.Len() == 0 || r.To > p.end:
-		return wire.CodeOutOfRange
-	case p.lease == 0 || p.lease != item.Lease:
-		switch number := item.Lease &^ (bootMask << leaseNumberBits); {
-		case p.progress.Count(r) == r.Len():
-			return wire.CodeAlreadyEnded
-		case item.Lease&(bootMask<<leaseNumberBits) == d.boot && 0 < number && number <= d.mu.leases:
-			return wire.CodeLeaseExpired
-		}
-		return wire.CodeLeaseUnknown
-	case p.member != m:
-		return wire.CodeLeaseForeign
-	case !p.leased.Contains(r):
-		return wire.CodeOutOfRange
+// missing says what became of a lease that is not there.
+func (d *Dispatcher) missing(id uint64) wire.Code {
+	number := id &^ (bootMask << leaseNumberBits)
+	if id&(bootMask<<leaseNumberBits) == d.boot && 0 < number && number <= d.mu.leases {
+		return wire.CodeLeaseExpired
 	}
-	had := p.progress.Count(r)
-	if item.Outcome == wire.Released {
-		if had == r.Len() {
-			return wire.CodeAlreadyEnded
-		}
-		p.released.Add(r)
-	} else {
-		if had == r.Len() {
-			return wire.CodeAlreadyEnded
-		}
-		// What had ended before is not said again.
-		for gap := p.progress.GapIn(r); gap.Len() > 0; gap = p.progress.GapIn(offset.Range{From: gap.To, To: r.To}) {
-			d.mu.ends = append(d.mu.ends, offset.End{Group: p.queue.key.Group, Topic: p.queue.key.Topic, Partition: p.number, Generation: p.generation, Outcome: item.Outcome, Range: gap})
-		}
-		p.progress.Add(r)
-	}
-	if p.left() == 0 {
-		why := EndedAcked
-		if p.progress.Count(p.leased) < p.leased.Len() {
-			why = EndedReleased
-		}
-		d.endLease(p, why, out)
-	}
-	return wire.CodeOK
+	return wire.CodeLeaseUnknown
 }
 
 // Held is a lease as others see it.
 type Held struct {
 	Partition uint16
-	Left      uint64 // messages neither acked nor released
-	Client    string
-	Member    uint32
+	offset.Range
+	Left    uint64 // messages neither acked nor released
+	Attempt uint32
+	Client  string
+	Member  uint32
 }
 
-// Held returns the leases of a queue, by partition.
+// Held returns the leases of a queue, by partition, then in the order in which they were given.
 func (d *Dispatcher) Held(key Queue) []Held {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -291,36 +324,20 @@ func (d *Dispatcher) Held(key Queue) []Held {
 	}
 	var held []Held
 	for _, p := range q.partitions {
-		if p.lease != 0 {
-			held = append(held, Held{p.number, p.left(), p.member.client.key.ID, p.member.key.number})
+		for _, l := range p.leases {
+			held = append(held, Held{p.number, l.Range, l.left, l.count + 1, l.member.client.key.ID, l.member.key.number})
 		}
 	}
 	return held
 }
 
-func sortPartitions(s []*partition) {
-	slices.SortFunc(s, func(a, b *partition) int {
+func sortLeases(s []*lease) {
+	slices.SortFunc(s, func(a, b *lease) int {
+		p, o := a.partition, b.partition
 		return cmp.Or(
-			cmp.Compare(a.queue.key.Topic.ID, b.queue.key.Topic.ID),
-			cmp.Compare(a.queue.key.Group, b.queue.key.Group),
-			cmp.Compare(a.number, b.number))
+			cmp.Compare(p.queue.key.Topic.ID, o.queue.key.Topic.ID),
+			cmp.Compare(p.queue.key.Group, o.queue.key.Group),
+			cmp.Compare(p.number, o.number),
+			cmp.Compare(a.id, b.id))
 	})
-}
-
-// Metrics of a Dispatcher.
-type Metrics struct {
-	Leases  uint64       // given
-	Leased  int          // held now
-	Ended   [whys]uint64 // by Why
-	Waiting int          // parked fetches
-	Refused uint64       // fetches refused since too many are parked
-}
-
-// Metrics returns them.
-func (d *Dispatcher) Metrics() Metrics {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	m := d.mu.metrics
-	m.Waiting = d.mu.waiting
-	return m
 }

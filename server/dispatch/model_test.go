@@ -34,20 +34,58 @@ func (d *Dispatcher) invariants() error {
 				return fmt.Errorf("partition %d: ready bit %v, is %v", i, ready, p.isReady())
 			}
 			for f := q.parked.head; f != nil; f = f.next {
-				if ready && f.accepts(p.number) {
+				if ready && f.accepts(p.number) && p.room(f.member) > 0 {
 					return fmt.Errorf("partition %d is ready while a fetch of %v waits", i, f.Client)
 				}
 			}
-			if p.lease != 0 {
+			shares, inFlight := map[*member]uint64{}, uint64(0)
+			below := offset.Ranges{}
+			for k, l := range p.leases {
 				leased++
-				n := members[p.member]
+				n := members[l.member]
 				n[0]++
-				members[p.member] = n
-				if p.left() == 0 || p.leased.To > p.end {
-					return fmt.Errorf("partition %d: lease %v with %d left, end %d", i, p.leased, p.left(), p.end)
+				members[l.member] = n
+				alarms[&l.alarm] = true
+				open := offset.Ranges{}
+				for gap := p.progress.GapIn(l.Range); gap.Len() > 0; gap = p.progress.GapIn(offset.Range{From: gap.To, To: l.To}) {
+					for r := l.released.Gap(gap); r.Len() > 0; r = l.released.Gap(offset.Range{From: r.To, To: gap.To}) {
+						open.Add(r)
+					}
+					if !q.policy.Parallel {
+						below.Add(gap)
+					}
+				}
+				for _, r := range open {
+					if n := below.Add(r); q.policy.Parallel && n != r.Len() {
+						return fmt.Errorf("partition %d: %v is in two leases", i, r)
+					}
+				}
+				if l.left == 0 || l.left != open.Len() || l.To > p.end || l.To > p.next || l.partition != p || k > 0 && l.id <= p.leases[k-1].id {
+					return fmt.Errorf("partition %d: lease %d of %v with %d left, open %v, end %d, next %d", i, l.id, l.Range, l.left, open, p.end, p.next)
+				}
+				shares[l.member] += l.left
+				inFlight += l.left
+			}
+			if len(shares) != len(p.shares) || inFlight != p.inFlight {
+				return fmt.Errorf("partition %d: %d are in flight, counted %d; with %d members, counted %d", i, inFlight, p.inFlight, len(shares), len(p.shares))
+			}
+			for _, s := range p.shares {
+				if shares[s.member] != s.n {
+					return fmt.Errorf("partition %d: %d are in flight with a member, counted %d", i, shares[s.member], s.n)
 				}
 			}
-			if p.lease != 0 || p.paused {
+			for _, r := range p.back {
+				if below.Add(r) != r.Len() || p.progress.Count(r) > 0 {
+					return fmt.Errorf("partition %d: %v is back, and in a lease or ended: %v", i, r, p.progress)
+				}
+			}
+			if all := (offset.Range{From: p.progress.Ack, To: p.next}); p.loaded && below.Len()+p.progress.Count(all) != all.Len() {
+				return fmt.Errorf("partition %d: below %d lie %v and %v", i, p.next, below, p.progress)
+			}
+			if !q.policy.Parallel && len(p.leases) > 1 {
+				return fmt.Errorf("partition %d: %d leases", i, len(p.leases))
+			}
+			if p.paused {
 				alarms[&p.alarm] = true
 			}
 		}
@@ -74,6 +112,9 @@ func (d *Dispatcher) invariants() error {
 			if n != 0 {
 				return fmt.Errorf("%d too many are counted as waiting for partition %d", n, p)
 			}
+		}
+		if len(members) != q.members {
+			return fmt.Errorf("%d members, counted %d", len(members), q.members)
 		}
 		for m, n := range members {
 			if len(m.leases) != n[0] || len(m.parked) != n[1] || m.client.members[m.key] != m || d.mu.clients[m.client.key] != m.client {
@@ -180,7 +221,7 @@ func runModel(r *rapid.T) (failure error) {
 		}
 		for _, h := range d.Held(q) {
 			// It may have ended by now, and another's begun.
-			if h.Partition == l.Partition && d.find(q, &l) != nil && (h.Client != f.Client.ID || h.Member != f.Member) {
+			if h.Partition == l.Partition && d.find(q, l.Partition, l.ID) != nil && (h.Client != f.Client.ID || h.Member != f.Member) {
 				failure = fmt.Errorf("partition %d was given to %v#%d, %v#%d holds it", l.Partition, f.Client, f.Member, h.Client, h.Member)
 			}
 		}
@@ -225,8 +266,14 @@ func runModel(r *rapid.T) (failure error) {
 			case ErrParked:
 				parked = append(parked, f)
 			case ErrBusy:
-				if len(parked) < 5 {
-					return fmt.Errorf("busy with %d parked", len(parked))
+				own := 0
+				for _, g := range parked {
+					if g.Client == f.Client {
+						own++
+					}
+				}
+				if len(parked) < 5 && own < 4 {
+					return fmt.Errorf("busy with %d parked, %d of its own", len(parked), own)
 				}
 			default:
 				return err
@@ -241,7 +288,7 @@ func runModel(r *rapid.T) (failure error) {
 			item := wire.AckRange{Partition: l.Partition, Lease: l.ID, From: uint64(from), To: uint64(to), Outcome: rapid.SampledFrom([]wire.Outcome{wire.Acked, wire.Acked, wire.Released}).Draw(r, "outcome")}
 			held := false
 			for _, h := range d.Held(q) {
-				held = held || h.Partition == l.Partition && d.find(q, &l.Lease) != nil
+				held = held || h.Partition == l.Partition && d.find(q, l.Partition, l.ID) != nil
 			}
 			all := true
 			for i := from; i < to; i++ {
@@ -286,7 +333,7 @@ func runModel(r *rapid.T) (failure error) {
 			f.Fetch = Fetch{Queue: q, Partitions: partitions, Client: client(c), Member: uint32(rapid.IntRange(0, 1).Draw(r, "member")), Max: 3, Waiter: f, Round: rounds, Reconcile: true}
 			var had []uint64
 			for _, l := range leases {
-				if l.client == f.Client && l.member == f.Member && d.find(q, &l.Lease) != nil {
+				if l.client == f.Client && l.member == f.Member && d.find(q, l.Partition, l.ID) != nil {
 					had = append(had, l.ID)
 				}
 			}
@@ -307,8 +354,8 @@ func runModel(r *rapid.T) (failure error) {
 			}
 			for _, id := range had {
 				for _, l := range leases {
-					if l.ID == id && (d.find(q, &l.Lease) != nil) != slices.Contains(held, id) {
-						return fmt.Errorf("lease %d of partition %d lasts: %v, held are %v", id, l.Partition, d.find(q, &l.Lease) != nil, held)
+					if l.ID == id && (d.find(q, l.Partition, l.ID) != nil) != slices.Contains(held, id) {
+						return fmt.Errorf("lease %d of partition %d lasts: %v, held are %v", id, l.Partition, d.find(q, l.Partition, l.ID) != nil, held)
 					}
 				}
 			}

@@ -43,20 +43,26 @@ func (d *Dispatcher) reconcile(q *queue, f *Fetch, out *fetchList) {
 		return
 	}
 	// m may be forgotten, and another one's, as soon as it neither waits nor holds.
-	var lost []*partition
-	for _, p := range m.leases {
-		if !slices.Contains(f.Held, p.lease) {
-			lost = append(lost, p)
+	held := slices.Clone(f.Held)
+	slices.Sort(held)
+	var lost []*lease
+	for _, l := range m.leases {
+		if _, ok := slices.BinarySearch(held, l.id); !ok {
+			lost = append(lost, l)
 		}
 	}
-	sortPartitions(lost)
+	sortLeases(lost)
 	for len(m.parked) > 0 {
 		g := m.parked[0]
 		d.unpark(q, g)
 		g.Err = ErrReplaced
 		out.push(g)
 	}
-	for _, p := range lost {
-		d.endLease(p, EndedLost, out)
+	if len(lost) == 0 {
+		d.settle(m)
+		return
+	}
+	for _, l := range lost {
+		d.endLease(l, EndedLost, out)
 	}
 }

@@ -121,3 +121,37 @@ func appendString(b []byte, s string) []byte {
 	b = binary.AppendUvarint(b, uint64(len(s)))
 	return append(b, s...)
 }
+
+// appendRanges appends how many ranges s has and each as the gap behind the one before, from last on, and its length.
+func appendRanges(b []byte, last index.Index, s Ranges) []byte {
+	b = binary.AppendUvarint(b, uint64(len(s)))
+	for _, r := range s {
+		b = binary.AppendUvarint(b, uint64(r.From-last))
+		b = binary.AppendUvarint(b, r.Len())
+		last = r.To
+	}
+	return b
+}
+
+// ranges reads what appendRanges wrote. A set is in one form only: but for the first no gap is 0.
+func (r *reader) ranges(what string, last index.Index) Ranges {
+	n := r.count(what, 2)
+	if n == 0 {
+		return nil
+	}
+	s := make(Ranges, 0, n)
+	for i := range n {
+		gap := r.uvarint()
+		x := Range{From: r.add(last, gap)}
+		x.To = r.add(x.From, r.uvarint())
+		if r.err == nil && (x.Len() == 0 || i > 0 && gap == 0) {
+			r.fail("%s: an empty one at %d, or two that touch", what, x.From)
+		}
+		if r.err != nil {
+			return nil
+		}
+		last = x.To
+		s = append(s, x)
+	}
+	return s
+}

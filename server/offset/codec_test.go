@@ -14,6 +14,7 @@ import (
 
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -40,24 +41,41 @@ func goldenDetailed() []End {
 }
 
 func goldenReset() *Reset {
-	return &Reset{Namespace: 4, Group: 2, GroupName: "payment", Topic: orders, TopicName: "orders", Who: "shop host-17", Why: "first subscription",
-		Starts: []Start{{0, 1, 1000}, {1, 1, 0}, {7, 3, 1 << 33}}}
+	return &Reset{Operation: Birth, Time: 1_700_000_000_000_000_000, Namespace: 4, Group: 2, GroupName: "payment", Topic: orders, TopicName: "orders",
+		Policy: Policy{Parallel: true, Window: 500}, Who: "shop host-17", Why: "first subscription", Starts: []Start{{0, 1, 1000}, {1, 1, 0}, {7, 1, 1 << 33}}}
+}
+
+func goldenExpiries() []Expiry {
+	return []Expiry{
+		{Group: 2, Topic: orders, Partition: 0, Generation: 1, Count: 1, Ranges: Ranges{{1010, 1012}, {1020, 1025}}},
+		{Group: 2, Topic: orders, Partition: 7, Generation: 2, Count: 3, Ranges: Ranges{{1 << 33, 1<<33 + 1}}},
+	}
 }
 
 func goldenTable() *Table {
 	t := NewTable()
 	must := func(kind journal.Kind, payload []byte) {
-		if err := t.Apply(journal.Record{Kind: kind, Payload: payload}); err != nil {
+		if err := t.Apply(journal.Record{Kind: kind, Payload: payload, Stored: 1_700_000_000_000_000_000}); err != nil {
 			panic(err)
 		}
 	}
 	r := goldenReset()
 	must(journal.KindOffsetReset, AppendReset(nil, r))
+	r.Operation, r.Time, r.Who, r.Why, r.Starts = Move, 1_700_000_000_000_000_001, "ops", "bad deploy", []Start{{7, 2, 1 << 33}}
+	must(journal.KindOffsetReset, AppendReset(nil, r))
 	must(journal.KindEnd, AppendEnds(nil, []End{
 		{Group: 2, Topic: orders, Partition: 0, Generation: 1, Outcome: wire.Acked, Range: Range{1000, 1010}},
 		{Group: 2, Topic: orders, Partition: 0, Generation: 1, Outcome: wire.Acked, Range: Range{1012, 1020}},
 	}))
+	must(journal.KindLeaseExpiry, AppendExpiries(nil, goldenExpiries()))
+	must(journal.KindTopic, topicDelete(payments))
 	return t
+}
+
+// topicDelete is the topic record of a deletion.
+func topicDelete(t Topic) []byte {
+	return store.AppendTopicRecord(nil, &store.TopicRecord{Operation: store.TopicDelete,
+		Topic: store.Topic{ID: store.TopicID(t.ID), Incarnation: t.Incarnation, Name: "orders", Partitions: 1}})
 }
 
 // TestGolden holds the layouts of FORMAT.md to their bytes.
@@ -65,6 +83,7 @@ func TestGolden(t *testing.T) {
 	for name, got := range map[string][]byte{
 		"end":          AppendEnds(nil, goldenEnds()),
 		"end-detailed": AppendEnds(nil, goldenDetailed()),
+		"expiry":       AppendExpiries(nil, goldenExpiries()),
 		"reset":        AppendReset(nil, goldenReset()),
 		"snapshot":     goldenTable().Snapshot(nil),
 	} {
@@ -179,13 +198,14 @@ func TestEndsSize(t *testing.T) {
 
 // TestBadRecords gives each decoder bytes that are wrong in one way each.
 func TestBadRecords(t *testing.T) {
-	end, reset, snapshot := AppendEnds(nil, goldenEnds()), AppendReset(nil, goldenReset()), goldenTable().Snapshot(nil)
+	end, expiry, reset, snapshot := AppendEnds(nil, goldenEnds()), AppendExpiries(nil, goldenExpiries()), AppendReset(nil, goldenReset()), goldenTable().Snapshot(nil)
 	decode := map[string]func([]byte) error{
 		"end":      func(b []byte) error { _, err := DecodeEnds(nil, b); return err },
+		"expiry":   func(b []byte) error { _, err := DecodeExpiries(b); return err },
 		"reset":    func(b []byte) error { _, err := DecodeReset(b); return err },
 		"snapshot": func(b []byte) error { return NewTable().Restore(b) },
 	}
-	for name, good := range map[string][]byte{"end": end, "reset": reset, "snapshot": snapshot} {
+	for name, good := range map[string][]byte{"end": end, "expiry": expiry, "reset": reset, "snapshot": snapshot} {
 		if err := decode[name](good); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -237,6 +257,20 @@ func FuzzEnds(f *testing.F) {
 		again, err := DecodeEnds(nil, AppendEnds(nil, ends))
 		if err != nil || len(ends) > 0 && !reflect.DeepEqual(again, ends) {
 			t.Fatalf("%+v became %+v, %v", ends, again, err)
+		}
+	})
+}
+
+func FuzzExpiries(f *testing.F) {
+	f.Add(AppendExpiries(nil, goldenExpiries()))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		expiries, err := DecodeExpiries(b)
+		if err != nil {
+			return
+		}
+		again, err := DecodeExpiries(AppendExpiries(nil, expiries))
+		if err != nil || !reflect.DeepEqual(expiries, again) {
+			t.Fatalf("%+v became %+v, %v", expiries, again, err)
 		}
 	})
 }

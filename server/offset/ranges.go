@@ -63,8 +63,8 @@ func (s *Ranges) Add(r Range) uint64 {
 		(*s)[lo] = r
 		return r.Len()
 	}
-	(*s)[lo] = merged
-	*s = append((*s)[:lo+1], (*s)[hi:]...)
+	(*s)[hi-1] = merged
+	s.cut(lo, hi-1)
 	return r.Len() - had
 }
 
@@ -99,8 +99,23 @@ func (s *Ranges) Remove(r Range) uint64 {
 		(*s)[lo] = right
 		lo++
 	}
-	*s = append((*s)[:lo], (*s)[hi:]...)
+	s.cut(lo, hi)
 	return had
+}
+
+// moveMax bounds what cut moves: a longer set gives the room up instead, which append makes anew when it is needed.
+const moveMax = 64
+
+// cut takes ranges [lo, hi) of the list out. The first of 10^5 may go 10^5 times without moving the others.
+func (s *Ranges) cut(lo, hi int) {
+	if lo == hi {
+		return
+	}
+	if lo == 0 && len(*s)-hi > moveMax {
+		*s = (*s)[hi:]
+		return
+	}
+	*s = append((*s)[:lo], (*s)[hi:]...)
 }
 
 // Count returns how many indexes of r are in the set.
@@ -133,6 +148,15 @@ func (s Ranges) Gap(r Range) Range {
 		return Range{from, s[k].From}
 	}
 	return Range{from, r.To}
+}
+
+// Overlap returns the first run of r that is in the set; an empty range when none of r is.
+func (s Ranges) Overlap(r Range) Range {
+	k := sort.Search(len(s), func(k int) bool { return s[k].To > r.From })
+	if k == len(s) || s[k].From >= r.To {
+		return Range{r.To, r.To}
+	}
+	return Range{max(s[k].From, r.From), min(s[k].To, r.To)}
 }
 
 // Len returns how many indexes are in the set.
@@ -177,11 +201,14 @@ func overlap(a, b Range) uint64 {
 //
 //	Ack < Consumed[0].From    (what touches Ack is absorbed by it)
 //
-// So index Ack has not ended. Progress grows only; a reset puts a new one in its place. It stays small because nothing is
-// leased beyond the first run that has not ended: what lies above Ack comes from one lease.
+// So index Ack has not ended. Progress grows only; a reset puts a new one in its place. It stays small since few messages are
+// in flight, but nothing relies on that.
+//
+// Expired counts, of messages that have not ended, how many of their leases ran out.
 type Progress struct {
 	Ack      index.Index
 	Consumed Ranges
+	Expired  Expiries
 }
 
 // Add notes that r ended and returns how many indexes had not before.
@@ -190,6 +217,7 @@ func (p *Progress) Add(r Range) uint64 {
 	if r.Len() == 0 {
 		return 0
 	}
+	p.Expired.Remove(r)
 	if r.From > p.Ack && !planted.Bug("offset: over a hole") {
 		return p.Consumed.Add(r)
 	}
@@ -201,20 +229,16 @@ func (p *Progress) Add(r Range) uint64 {
 		p.Ack = max(p.Ack, p.Consumed[k].To)
 	}
 	if k > 0 {
-		p.Consumed = append(p.Consumed[:0], p.Consumed[k:]...)
+		p.Consumed.cut(0, k)
 	}
 	return r.Len() - had
 }
 
-// Gap returns the first run below end that has not ended; an empty range when there is none.
-func (p *Progress) Gap(end index.Index) Range {
-	if p.Ack >= end {
-		return Range{end, end}
+// Expire notes that count leases of the messages of r ran out, those left aside that have ended.
+func (p *Progress) Expire(r Range, count uint32) {
+	for gap := p.GapIn(r); gap.Len() > 0; gap = p.GapIn(Range{gap.To, r.To}) {
+		p.Expired.Raise(gap, count)
 	}
-	if len(p.Consumed) > 0 && p.Consumed[0].From < end {
-		return Range{p.Ack, p.Consumed[0].From}
-	}
-	return Range{p.Ack, end}
 }
 
 // GapIn returns the first run of r that has not ended; an empty range at r.To when all of r has.
@@ -232,7 +256,13 @@ func (p *Progress) Count(r Range) uint64 {
 
 // Clone returns a copy that shares nothing with p.
 func (p *Progress) Clone() Progress {
-	return Progress{Ack: p.Ack, Consumed: append(Ranges(nil), p.Consumed...)}
+	return Progress{Ack: p.Ack, Consumed: append(Ranges(nil), p.Consumed...), Expired: append(Expiries(nil), p.Expired...)}
 }
 
-func (p Progress) String() string { return fmt.Sprintf("offset %d consumed %v", p.Ack, p.Consumed) }
+func (p Progress) String() string {
+	s := fmt.Sprintf("offset %d consumed %v", p.Ack, p.Consumed)
+	if len(p.Expired) > 0 {
+		s += fmt.Sprintf(" expired %v", p.Expired)
+	}
+	return s
+}

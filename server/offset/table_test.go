@@ -25,7 +25,7 @@ func apply(t testing.TB, table *Table, kind journal.Kind, payload []byte) {
 }
 
 func birth(id GroupID, name string, topic Topic, starts ...Start) []byte {
-	return AppendReset(nil, &Reset{Namespace: 1, Group: id, GroupName: name, Topic: topic, Starts: starts})
+	return AppendReset(nil, &Reset{Operation: Birth, Namespace: 1, Group: id, GroupName: name, Topic: topic, Starts: starts})
 }
 
 func acked(g GroupID, topic Topic, p uint16, generation uint32, from, to index.Index) []byte {
@@ -104,7 +104,8 @@ func TestContradictions(t *testing.T) {
 		"name taken":           {Kind: journal.KindOffsetReset, Payload: birth(2, "pay", orders)},
 		"generation not given": {Kind: journal.KindEnd, Payload: AppendEnds(nil, []End{{Group: 1, Topic: orders, Generation: 1, Outcome: 1, Range: Range{0, 1}}, {Group: 1, Topic: orders, Partition: 1, Generation: 2, Outcome: 1, Range: Range{0, 1}}})},
 		"malformed end":        {Kind: journal.KindEnd, Payload: []byte{1}},
-		"malformed reset":      {Kind: journal.KindOffsetReset, Payload: []byte{1}},
+		"malformed reset":      {Kind: journal.KindOffsetReset, Payload: []byte{2}},
+		"malformed expiry":     {Kind: journal.KindLeaseExpiry, Payload: []byte{1}},
 	} {
 		if err := table.Apply(r); !errors.Is(err, ErrCorrupt) {
 			t.Errorf("%s: %v, want ErrCorrupt", name, err)
