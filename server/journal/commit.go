@@ -252,7 +252,7 @@ func (j *Journal) complete(appends []queued, err error) {
 // write writes and syncs b at pos.
 func (j *Journal) write(b []byte, pos Position) (records int, took time.Duration, err error) {
 	durable := j.Synced()
-	records = seal(b, pos, durable)
+	records = seal(b, pos, durable, j.seed)
 	s := j.current
 	off := s.offset(pos)
 	if end := pos + Position(len(b)); pos < s.base || end > s.limit() || durable != pos {
@@ -320,7 +320,8 @@ func syncDir(dir vfs.File) error {
 // roll makes s the current segment, with its first record at base. Header, sync, name, sync of the name; only then
 // records. Everything below base is synced, which the header says.
 func (j *Journal) roll(s spare, base Position) error {
-	h := header{store: j.opts.StoreID, base: base, previous: noPrevious, durable: j.Synced(), capacity: s.capacity, created: j.opts.Now().UnixNano()}
+	h := header{flags: s.flags, store: j.opts.StoreID, base: base, previous: noPrevious, durable: j.Synced(), capacity: s.capacity,
+		created: j.opts.Now().UnixNano()}
 	if j.current != nil {
 		h.previous = j.current.base
 		if j.current.base == base {
@@ -328,9 +329,7 @@ func (j *Journal) roll(s spare, base Position) error {
 		}
 	}
 	path := j.fs.PathJoin(j.opts.Dir, segmentName(base))
-	block := make([]byte, headerBlockBytes)
-	h.encode(block)
-	err := writeSync(s.file, block, 0)
+	err := writeHeader(s.file, &h)
 	if err == nil {
 		err = j.fs.Rename(s.path, path)
 	}
@@ -342,6 +341,10 @@ func (j *Journal) roll(s spare, base Position) error {
 		return fmt.Errorf("begin segment %s: %w", path, err)
 	}
 	j.current = newSegment(h, path, s.file)
+	j.current.size.Store(s.size)
+	if s.flags&flagReserve != 0 {
+		j.opts.Logger.Warn("journal goes on in its reserve, for control records only", "position", uint64(base), "bytes", s.capacity)
+	}
 	j.mu.Lock()
 	old := *j.list.Load()
 	l := append(old[:len(old):len(old)], j.current)

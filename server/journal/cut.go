@@ -66,14 +66,18 @@ func (j *Journal) truncate(to Position) error {
 	j.cut.Store(&cut{number: number, to: to})
 	j.current = l[at]
 	j.mu.next = to
-	j.mu.limit = j.current.limit()
-	j.mu.mark = j.current.base + Position(j.current.capacity/2)
-	j.mu.marked = false
+	j.setLimitLocked(j.current)
+	j.mu.reserved = j.mu.reserved && j.current.base >= j.mu.reservedFrom
 	j.mu.Unlock()
 
 	if err := j.writeCutMark(to); err != nil {
 		return j.fail(err)
 	}
+	holes, err := removeHoles(j.fs, j.opts.Dir, j.holeList(), to, noPrevious)
+	if err != nil {
+		return j.fail(err)
+	}
+	j.holes.Store(&holes)
 	if err := j.current.openForWriting(j.fs); err != nil {
 		return j.fail(err)
 	}
@@ -110,6 +114,7 @@ func (j *Journal) truncate(to Position) error {
 const (
 	cutName      = "cut.mark"
 	cutMagic     = "JMQJCUT\x00"
+	cutVersion   = 1
 	cutMarkBytes = 44
 	cutAtCRC     = 40
 )
@@ -118,7 +123,7 @@ func (j *Journal) writeCutMark(to Position) error {
 	var b [cutMarkBytes]byte
 	copy(b[:], cutMagic)
 	le := binary.LittleEndian
-	le.PutUint32(b[8:], FormatVersion)
+	le.PutUint32(b[8:], cutVersion)
 	copy(b[16:], j.opts.StoreID[:])
 	le.PutUint64(b[32:], uint64(to))
 	le.PutUint32(b[cutAtCRC:], crc32.Checksum(b[:cutAtCRC], crcTable))
@@ -164,8 +169,8 @@ func readCutMark(fsys vfs.FS, path string, store *[storeIDBytes]byte) (*Position
 	if string(b[:8]) != cutMagic {
 		return nil, nil
 	}
-	if v := le.Uint32(b[8:]); v > FormatVersion {
-		return nil, &VersionError{File: path, Found: v, Supported: FormatVersion}
+	if v := le.Uint32(b[8:]); v > cutVersion {
+		return nil, &VersionError{File: path, Found: v, Supported: cutVersion}
 	}
 	if le.Uint32(b[cutAtCRC:]) != crc32.Checksum(b[:cutAtCRC], crcTable) {
 		return nil, nil
@@ -202,32 +207,97 @@ func (j *Journal) checkBoundary(pos Position) error {
 	return nil
 }
 
-// Trim removes the segments that end at or below before; the current one always stays. Readers in one read on to its
-// end. An error leaves the journal working; what was not removed is there again at the next Open, and is tried again by the
-// next Trim.
+// Trim removes the segments that end at or below before; the current one always stays. Those of full size that no reader holds
+// become spares, up to Options.RecycleMax, unless the reserve is missing: then their space is wanted for that. Readers in one
+// that is removed read on to its end. An error leaves the journal working; what was not removed is there again at the next
+// Open, and is tried again by the next Trim.
 func (j *Journal) Trim(before Position) error {
 	j.trimMu.Lock()
 	defer j.trimMu.Unlock()
 	for {
 		l := *j.list.Load()
 		if len(l) < 2 || l[1].base > before {
-			return nil
+			break
 		}
 		if j.Err() != nil {
 			return j.Err()
 		}
 		// First to last, each for good before the next, so that no crash leaves a gap.
-		if err := j.fs.Remove(l[0].path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("trim segment: %w", err)
+		if err := j.trimSegment(l[0]); err != nil {
+			return err
 		}
-		if err := syncDir(j.dir); err != nil {
-			return fmt.Errorf("trim segment %s: %w", l[0].path, err)
-		}
-		j.mu.Lock()
-		now := *j.list.Load()
-		rest := append(segments{}, now[1:]...)
-		j.list.Store(&rest)
-		j.mu.Unlock()
-		l[0].release()
 	}
+	begin := j.Begin()
+	if holes := j.holeList(); len(holes) > 0 && holes[0].From < begin {
+		rest, err := removeHoles(j.fs, j.opts.Dir, holes, 0, begin)
+		if err != nil {
+			return err
+		}
+		j.holes.Store(&rest)
+	}
+	return nil
+}
+
+// trimSegment takes the first segment away.
+func (j *Journal) trimSegment(s *segment) error {
+	recycle := j.recycles(s) && s.refs.CompareAndSwap(1, 0) // from here on it cannot be acquired
+	path := s.path
+	var err error
+	if recycle {
+		_, path = j.nextSpareNames()
+		err = j.fs.Rename(s.path, path)
+	} else if err = j.fs.Remove(s.path); errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	if err == nil {
+		err = syncDir(j.dir)
+	}
+	if err != nil {
+		if recycle {
+			s.path = path // unless the rename was what failed
+			if _, statErr := j.fs.Stat(path); errors.Is(statErr, fs.ErrNotExist) {
+				s.path = j.fs.PathJoin(j.opts.Dir, segmentName(s.base))
+			}
+			s.refs.Store(1)
+		}
+		return fmt.Errorf("trim segment %s: %w", segmentName(s.base), err)
+	}
+	j.mu.Lock()
+	now := *j.list.Load()
+	rest := append(segments{}, now[1:]...)
+	j.list.Store(&rest)
+	j.mu.Unlock()
+	if !recycle {
+		s.release()
+		return nil
+	}
+	s.closeFiles()
+	f, err := j.fs.OpenReadWrite(path, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return fmt.Errorf("open spare %s: %w", path, err) // Open takes it
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.mu.metrics.Recycled++
+	j.addSpareLocked(spare{path: path, capacity: s.capacity, size: s.size.Load(), flags: flagRecycled, file: f})
+	return nil
+}
+
+// recycles reports whether s is to become a spare when it is trimmed.
+func (j *Journal) recycles(s *segment) bool {
+	if s.capacity+headerBlockBytes != j.opts.SegmentBytesMax || s.size.Load() < j.opts.SegmentBytesMax {
+		return false
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.mu.err != nil || j.reserveMissingLocked() {
+		return false
+	}
+	full := 0
+	for _, s := range j.mu.spares {
+		if s.capacity+headerBlockBytes == j.opts.SegmentBytesMax {
+			full++
+		}
+	}
+	return full < j.opts.RecycleMax
 }

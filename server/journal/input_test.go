@@ -15,7 +15,7 @@ import (
 )
 
 // TestBadFiles opens folders with files that are not as they should be. Each is refused with an error that names the file,
-// and nothing in the folder is changed; or it is harmless, and nothing is lost.
+// and nothing in the folder is changed; or it is harmless, and nothing is lost; or what is lost is a hole, and all else is read.
 func TestBadFiles(t *testing.T) {
 	disk := journaltest.New(nil)
 	var s sender
@@ -33,7 +33,7 @@ func TestBadFiles(t *testing.T) {
 	for _, name := range sorted(good) {
 		if strings.HasPrefix(name, sparePrefix) {
 			spare = name
-		} else {
+		} else if name != reserveName {
 			names = append(names, name)
 		}
 	}
@@ -42,6 +42,9 @@ func TestBadFiles(t *testing.T) {
 	}
 	first, second, last := names[0], names[1], names[len(names)-1]
 	beyond, _ := parseSegmentName(last)
+	secondBase, _ := parseSegmentName(second)
+	thirdBase, _ := parseSegmentName(names[2])
+	lostSecond := Hole{secondBase, thirdBase}
 	next := segmentName(beyond + 50000)
 
 	patch := func(name string, off int, b ...byte) func(map[string][]byte) {
@@ -54,12 +57,16 @@ func TestBadFiles(t *testing.T) {
 	put := func(name string, b []byte) func(map[string][]byte) {
 		return func(f map[string][]byte) { f[name] = b }
 	}
+	both := func(a, b func(map[string][]byte)) func(map[string][]byte) {
+		return func(f map[string][]byte) { a(f); b(f) }
+	}
 	for _, c := range []struct {
 		name  string
 		do    func(map[string][]byte)
 		want  string // part of the error; "" for none
 		as    any    // its type, by default *CorruptError
 		start Position
+		hole  Hole // what is lost
 	}{
 		{name: "nothing", do: func(map[string][]byte) {}},
 		{name: "last is empty", do: put(last, nil), want: last + " is damaged at position"},
@@ -71,19 +78,27 @@ func TestBadFiles(t *testing.T) {
 		{name: "first is removed, recovery starts in it", do: func(f map[string][]byte) { delete(f, first) }, want: "position was trimmed", as: ErrTrimmed, start: 40},
 		{name: "all are removed", do: func(f map[string][]byte) { clear(f) }, want: "no segment is there", start: 40},
 		{name: "second is removed", do: func(f map[string][]byte) { delete(f, second) }, want: second + " is damaged"},
-		{name: "second is empty", do: put(second, nil), want: second + " is damaged"},
-		{name: "second is all zeroes", do: put(second, make([]byte, segmentBytesFloor)), want: second + " is damaged"},
+		{name: "second is empty", do: put(second, nil), hole: lostSecond},
+		{name: "second is all zeroes", do: put(second, make([]byte, segmentBytesFloor)), hole: lostSecond},
 		{name: "second's records are zeroes", do: func(f map[string][]byte) {
 			f[second] = append(bytes.Clone(f[second][:headerBlockBytes]), make([]byte, segmentBytesFloor-headerBlockBytes)...)
-		}, want: "byte 4096 of the file): no record, but the header of"},
+		}, hole: lostSecond},
+		{name: "second is half as long", do: func(f map[string][]byte) { f[second] = f[second][:headerBlockBytes] }, hole: lostSecond},
+		{name: "last has no header", do: patch(last, 0, make([]byte, headerBlockBytes)...)},
+		{name: "second has no header", do: patch(second, 0, make([]byte, headerBlockBytes)...)},
+		{name: "first has no header", do: patch(first, 0, bytes.Repeat([]byte{9}, headerBlockBytes)...)},
 		{name: "second is renamed to a later name", do: func(f map[string][]byte) { f[next] = f[second]; delete(f, second) },
 			want: next + " is damaged"},
 		{name: "last is renamed to a spare's name", do: func(f map[string][]byte) { f["spare-000099.journal"] = f[last]; delete(f, last) },
 			want: "is not named " + last},
-		{name: "header's checksum is wrong", do: patch(first, headerAtCRC, 1, 2, 3), want: first + " is damaged"},
-		{name: "newer version", do: patch(first, headerAtVersion, 9), want: "has format version 9, this program knows up to 1", as: &VersionError{}},
-		{name: "version 0", do: patch(first, headerAtVersion, 0), want: first + " is damaged"},
-		{name: "newer spare", do: put(spare, append([]byte(headerMagic+"\x02"), make([]byte, 5000)...)), want: spare + " has format version 2", as: &VersionError{}},
+		{name: "header's checksum is wrong", do: patch(first, headerAtCRC, 1, 2, 3)},
+		{name: "the other header's checksum is wrong", do: patch(last, headerCopyBytes+headerAtCRC, 1, 2, 3)},
+		{name: "newer version", do: both(patch(first, headerAtVersion, 9), patch(first, headerCopyBytes+headerAtVersion, 9)),
+			want: "has format version 9, this program knows 2", as: &VersionError{}},
+		{name: "version 1", do: patch(first, 0, append([]byte(headerMagic+"\x01\x00\x00\x00"), make([]byte, 4096-12)...)...),
+			want: "has format version 1, this program knows 2", as: &VersionError{}},
+		{name: "version 0", do: patch(first, headerAtVersion, 0)},
+		{name: "newer spare", do: put(spare, bytes.Repeat(append([]byte(headerMagic+"\x03"), make([]byte, 2048-9)...), 3)), want: spare + " has format version 3", as: &VersionError{}},
 		{name: "another store's segment", do: func(f map[string][]byte) {
 			h, _ := decodeHeader(f[last])
 			h.store[0] = 77
@@ -118,13 +133,19 @@ func TestBadFiles(t *testing.T) {
 			disk := journaltest.Disk(testDir, files)
 			o := testOptions(disk)
 			o.Start = c.start
-			j, m, err := reopen(o)
+			var m messages
+			m.gaps = c.hole.To > 0
+			o.Recovered = m.add
+			j, err := Open(o)
 			if c.want == "" {
 				if err != nil {
 					t.Fatal(err)
 				}
+				if h := j.Holes(); c.hole.To == 0 && len(h) > 0 || c.hole.To > 0 && (len(h) != 1 || h[0] != c.hole) {
+					t.Errorf("holes %v, want %v", h, c.hole)
+				}
 				mustClose(t, j)
-				if !strings.Contains(c.name, "removed") && !strings.Contains(c.name, "recycling") && m.next != s.next {
+				if !strings.Contains(c.name, "removed") && m.next != s.next {
 					t.Errorf("messages up to %d, want %d", m.next, s.next)
 				}
 				r, err := Verify(disk, testDir, 0, nil)
@@ -170,8 +191,8 @@ func sorted(files map[string][]byte) []string {
 	return names
 }
 
-// TestDamageInTheMiddle flips one byte in each of the records of a journal of several segments: each is found, with
-// its file, position and byte, by Open and by Verify, and nothing is changed.
+// TestDamageInTheMiddle flips one byte in each of the records of a journal of several segments: Verify names its file, position and
+// byte and changes nothing; Open makes a hole of exactly that record and shows all others.
 func TestDamageInTheMiddle(t *testing.T) {
 	mem := journaltest.New(nil)
 	s := sender{j: mustOpen(t, testOptions(mem))}
@@ -192,10 +213,29 @@ func TestDamageInTheMiddle(t *testing.T) {
 		files := maps.Clone(good)
 		files[name] = bytes.Clone(good[name])
 		files[name][off+i%recordHeaderBytes] ^= 0x10
-		_, err := Open(testOptions(journaltest.Disk(testDir, files)))
+		disk := journaltest.Disk(testDir, files)
+		v, err := Verify(disk, testDir, 0, nil)
 		var corrupt *CorruptError
-		if !errors.As(err, &corrupt) || corrupt.Position != r.Position || corrupt.Offset != int64(off) || !strings.HasSuffix(corrupt.File, name) {
-			t.Fatalf("record %d at %d: %v, want damage of %s there", i, r.Position, err, name)
+		want := Hole{r.Position, r.End()}
+		if err != nil || !errors.As(v.Damage, &corrupt) || corrupt.Position != r.Position || corrupt.Offset != int64(off) ||
+			!strings.HasSuffix(corrupt.File, name) || len(v.Damaged) != 1 || v.Damaged[0] != want {
+			t.Fatalf("record %d at %d: %+v, %v, want damage of %s there", i, r.Position, v, err, name)
+		}
+		if !maps.EqualFunc(journaltest.Files(disk, testDir), files, bytes.Equal) {
+			t.Fatalf("record %d: Verify has changed the folder", i)
+		}
+		got := messages{gaps: true}
+		o := testOptions(disk)
+		o.Recovered = got.add
+		j := mustOpen(t, o)
+		if h := j.Holes(); len(h) != 1 || h[0] != want || len(got.records) != len(m.records)+1 || got.records[i].Kind != KindLost ||
+			got.records[i].Position != r.Position || got.records[i].End() != r.End() {
+			t.Fatalf("record %d: holes %v, want %v; %d records", i, h, want, len(got.records))
+		}
+		mustClose(t, j)
+		bad, err := journaltest.ReadFile(disk, holePath(disk, testDir, want))
+		if err != nil || !bytes.Equal(bad, files[name][off:off+int(r.End()-r.Position)]) {
+			t.Fatalf("record %d: what was set aside is not what was there: %v", i, err)
 		}
 	}
 }
@@ -214,7 +254,12 @@ func TestLaterSegmentWithoutProof(t *testing.T) {
 	disk := mem.Crash(0, nil)
 	mustClose(t, s.j)
 	files := journaltest.Files(disk, testDir)
-	names := sorted(files)
+	var names []string
+	for _, name := range sorted(files) {
+		if _, ok := parseSegmentName(name); ok {
+			names = append(names, name)
+		}
+	}
 	h, err := decodeHeader(files[names[1]])
 	if err != nil {
 		t.Fatal(err)
@@ -239,7 +284,8 @@ func TestLaterSegmentWithoutProof(t *testing.T) {
 	// With one that knew of all it is damage.
 	h.durable = h.base
 	h.encode(files[names[1]][:headerBlockBytes])
-	if _, err = Open(testOptions(journaltest.Disk(testDir, files))); !errors.As(err, new(*CorruptError)) {
-		t.Errorf("open: %v, want damage", err)
+	v, err := Verify(journaltest.Disk(testDir, files), testDir, 0, nil)
+	if want := (Hole{h.base - 3040, h.base}); err != nil || len(v.Damaged) != 1 || v.Damaged[0] != want {
+		t.Errorf("damaged %v (%v), want %v", v.Damaged, err, want)
 	}
 }

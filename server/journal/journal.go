@@ -7,14 +7,18 @@
 //   - Readers see only what is synced.
 //   - One write and one sync serve every append that was waiting (group commit); Done is called in the order of positions.
 //   - A failed write or sync stops the journal for good (ErrFailed); nothing pretends that a later sync covers it.
-//   - A torn tail is cut at Open, damage below what was proven to be on disk is a CorruptError and is never cut.
+//   - A torn tail is cut at Open. Damage below what was proven to be on disk is never cut: it is set aside and leaves a hole, behind
+//     which everything is read. A reader that comes upon new damage gets a CorruptError, and Heal makes it a hole.
+//   - When the disk is full, control appends go on in a reserve.
 //
 // Files, one folder, nothing else of ours in it (FORMAT.md has the bytes):
 //
 //	00000000000000000000.journal   segment with the records from position 0 on
 //	00000000000004190208.journal   the next one: its name is the position after the last record of the one before
-//	spare-000003.journal           zeroes, synced: the next segment
+//	spare-000003.journal           the next segment: zeroes, synced, or a segment that was trimmed
 //	spare-000004.filling           a spare that is being filled; removed at Open
+//	reserve.journal                a segment for control records, for when no other can be made
+//	damaged/FROM-TO.bad            what a hole's bytes were
 //	cut.mark                       a Truncate is under way; Open finishes it
 //
 // Segments are as long as they will ever be from the first record on: they are filled with zeroes before, because
@@ -35,6 +39,7 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -82,6 +87,9 @@ type Append struct {
 	// Urgent lets the append in although the queue is full: for the few that BeforeCommit adds, which would otherwise
 	// starve under load.
 	Urgent bool
+	// Control lets the append in when ordinary ones get ErrNoSpace, as long as the reserve has room: for records that free
+	// the disk (acks, resets, ends) or that the journal cannot do without. It is refused only when the reserve is full too.
+	Control bool
 	// Done is called exactly once after Append accepted it, in the order of positions over the whole journal, from the
 	// goroutine that commits, and must not block; it may call any method but Truncate and Close. err is nil when the
 	// entries are synced and can be read. Else the journal has stopped, and err wraps ErrUnknown if they were being
@@ -101,8 +109,9 @@ var (
 	ErrFailed = errors.New("journal: stopped after a failed write or sync")
 	// ErrUnknown: the entries were or may have been written, whether they survive is not known.
 	ErrUnknown = errors.New("journal: outcome not known")
-	// ErrNoSpace: no space to prepare a segment; nothing was written, the journal goes on when there is space.
-	ErrNoSpace = errors.New("journal: no space left for a segment")
+	// ErrNoSpace: no segment can be prepared, as a rule for lack of space; nothing was written, the journal goes on by itself when
+	// one can be.
+	ErrNoSpace = errors.New("journal: no segment can be prepared")
 	// ErrTrimmed: the position is below the journal's begin.
 	ErrTrimmed = errors.New("journal: position was trimmed")
 	// ErrBeyond: the position is at or beyond the readable end.
@@ -136,6 +145,11 @@ type Options struct {
 	// SegmentBytesFirst is the size of a segment that is made on the spot, because a prepared one is not ready. 0 is 4 MiB; at
 	// most SegmentBytesMax.
 	SegmentBytesFirst int64
+	// ReserveBytes is the size of the segment that is kept for control appends when no other can be made. 0 is 4 MiB, below 0 is none; at
+	// most SegmentBytesMax.
+	ReserveBytes int64
+	// RecycleMax is up to how many spares Trim keeps segments of full size as; the others are removed. 0 is 2, below 0 none.
+	RecycleMax int
 	// CommitBytesMax is how many bytes one write and sync takes, except for a single larger append. 0 is 4 MiB.
 	CommitBytesMax int
 	// QueueBytesMax is how many bytes may wait or be in the running commit before Append says ErrBusy; also the largest
@@ -188,6 +202,9 @@ func (o Options) withDefaults() Options {
 	def(&o.SegmentBytesMax, 256<<20)
 	def(&o.SegmentBytesFirst, 4<<20)
 	o.SegmentBytesFirst = min(o.SegmentBytesFirst, o.SegmentBytesMax)
+	def(&o.ReserveBytes, 4<<20)
+	o.ReserveBytes = min(o.ReserveBytes, o.SegmentBytesMax)
+	defInt(&o.RecycleMax, 2)
 	defInt(&o.CommitBytesMax, 4<<20)
 	defInt(&o.QueueBytesMax, 32<<20)
 	defInt(&o.QueueLenMax, 65536)
@@ -211,6 +228,8 @@ func (o Options) validate() error {
 		return fmt.Errorf("journal: segmentBytesMax %d is not a multiple of 4096 from %d up", o.SegmentBytesMax, segmentBytesFloor)
 	case o.SegmentBytesFirst < segmentBytesFloor || o.SegmentBytesFirst%4096 != 0:
 		return fmt.Errorf("journal: segmentBytesFirst %d is not a multiple of 4096 from %d up", o.SegmentBytesFirst, segmentBytesFloor)
+	case o.ReserveBytes > 0 && (o.ReserveBytes < segmentBytesFloor || o.ReserveBytes%4096 != 0):
+		return fmt.Errorf("journal: reserveBytes %d is not a multiple of 4096 from %d up", o.ReserveBytes, segmentBytesFloor)
 	case o.CommitBytesMax < 0 || o.CommitBytesMax > 1<<30:
 		return fmt.Errorf("journal: commitBytesMax %d is not within [1, 1 GiB]", o.CommitBytesMax)
 	case o.QueueBytesMax < 0 || o.QueueBytesMax > 1<<30:
@@ -228,12 +247,16 @@ type Journal struct {
 	opts Options
 	fs   vfs.FS
 	dir  vfs.File // for syncing names
+	seed uint32   // of records' checksums
+
+	opened bool // set before anyone else has the journal
 
 	// synced is the end of what is on disk: what readers see. begin <= synced <= mu.next.
 	synced atomic.Uint64
 	epoch  atomic.Uint64
 	list   atomic.Pointer[segments] // changed under mu
 	cut    atomic.Pointer[cut]      // the last Truncate; nil if there was none
+	holes  atomic.Pointer[[]hole]   // changed by Open and under trimMu
 
 	mu struct {
 		sync.Mutex
@@ -255,6 +278,11 @@ type Journal struct {
 		mark      Position // half of that segment; when next passes it, the preparer is asked to look
 		marked    bool     // it was
 		spares    []spare
+		reserve   spare // its file is nil while there is none
+		// reserved: from reservedFrom on the journal goes on in the reserve, and ordinary appends are refused. Only while nothing
+		// else could be prepared.
+		reserved     bool
+		reservedFrom Position
 
 		queueBytes, queueLen int // gathering and writing
 
@@ -283,7 +311,7 @@ type Journal struct {
 	stop      chan struct{}
 	wg        sync.WaitGroup
 
-	trimMu sync.Mutex // one Trim or Truncate at a time; before mu
+	trimMu sync.Mutex // one Trim, Truncate, Heal or WriteFooter at a time; before mu
 }
 
 // Open recovers the journal in opts.Dir, or makes one, and starts a new epoch (opts.Term, one start higher than the
@@ -299,6 +327,7 @@ func Open(opts Options) (*Journal, error) {
 	j := &Journal{
 		opts:    opts,
 		fs:      opts.FS,
+		seed:    crcSeed(opts.StoreID),
 		wake:    make(chan struct{}, 1),
 		prepare: make(chan struct{}, 1),
 		stop:    make(chan struct{}),
@@ -309,8 +338,12 @@ func Open(opts Options) (*Journal, error) {
 	last, err := j.recover()
 	if err != nil {
 		j.closeFiles()
+		if errors.Is(err, syscall.EROFS) {
+			err = fmt.Errorf("journal: %s lies on a read-only file system: %w", opts.Dir, err)
+		}
 		return nil, err
 	}
+	j.opened = true
 	j.idleTimer = time.AfterFunc(time.Hour, j.idleFired)
 	j.idleTimer.Stop()
 	j.wg.Add(2)
@@ -341,6 +374,7 @@ func (j *Journal) startEpoch(e Epoch) error {
 		Entries: []Entry{{Kind: KindEpoch}},
 		Stored:  j.opts.Now().UnixNano(),
 		Urgent:  true,
+		Control: true,
 		Done:    func(_ *Append, err error) { outcome = err },
 	}
 	for {
@@ -408,8 +442,15 @@ func (j *Journal) enqueue(a *Append, own bool) error {
 		return ErrBusy
 	}
 	g := m.gathering
-	if m.next+Position(size) > m.limit {
-		s, ok := j.takeSpareLocked(int64(size))
+	if refused := m.reserved && !a.Control; refused || m.next+Position(size) > m.limit {
+		var s spare
+		ok := false
+		if !refused {
+			s, ok = j.takeSpareLocked(int64(size))
+		}
+		if !ok && a.Control {
+			s, ok = j.takeReserveLocked(int64(size))
+		}
 		if !ok {
 			m.need = max(m.need, int64(size))
 			j.wakePreparer()
@@ -565,7 +606,10 @@ func (j *Journal) Close() error {
 func (j *Journal) closeFiles() {
 	j.mu.Lock()
 	spares := j.mu.spares
-	j.mu.spares = nil
+	if j.mu.reserve.file != nil {
+		spares = append(spares, j.mu.reserve)
+	}
+	j.mu.spares, j.mu.reserve = nil, spare{}
 	var l segments
 	if p := j.list.Swap(&segments{}); p != nil {
 		l = *p
@@ -597,7 +641,13 @@ type Metrics struct {
 	Rolls                            int64 // segments begun
 	Prepared, PrepareFailed          int64 // spares made and not made
 	Busy                             int64 // appends refused with ErrBusy
-	Segments                         int
+	Segments, Spares                 int
+	Recycled                         int64 // segments that became spares
+	ReserveInUse                     bool  // only control appends are taken
+	Holes                            int   // in what is kept, and the bytes in them
+	LostBytes                        int64
+	HeadersRepaired, TornBytes       int64 // at Open: segments' headers, and what a kill left of commits that nobody was told of
+	ScrubbedBytes                    int64
 	Begin, Synced, End               Position
 	QueueBytes, QueueLen             int
 }
@@ -607,7 +657,13 @@ func (j *Journal) Metrics() Metrics {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	m := j.mu.metrics
-	m.Segments = len(*j.list.Load())
+	m.Segments, m.Spares = len(*j.list.Load()), len(j.mu.spares)
+	m.ReserveInUse = j.mu.reserved
+	m.Holes, m.LostBytes = 0, 0
+	for _, h := range j.holeList() {
+		m.Holes++
+		m.LostBytes += int64(h.To - h.From)
+	}
 	m.Begin, m.Synced, m.End = j.Begin(), j.Synced(), j.mu.next
 	m.QueueBytes, m.QueueLen = j.mu.queueBytes, j.mu.queueLen
 	return m

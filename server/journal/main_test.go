@@ -100,6 +100,8 @@ var blank = make([]byte, 1<<20)
 type messages struct {
 	first, next uint64
 	some        bool
+	gaps        bool     // messages may be missing where there are records of KindLost
+	lost        bool     // one was seen since the last message
 	records     []Record // payloads blank
 }
 
@@ -115,11 +117,12 @@ func (m *messages) add(r Record) error {
 		if !m.some {
 			m.first, m.next, m.some = n, n, true
 		}
-		if n != m.next {
+		if n != m.next && !(n > m.next && m.gaps && m.lost) {
 			return fmt.Errorf("message %d at %d, want %d", n, r.Position, m.next)
 		}
-		m.next++
+		m.next, m.lost = n+1, false
 	}
+	m.lost = m.lost || r.Kind == KindLost
 	r.Payload = blank[:len(r.Payload)]
 	m.records = append(m.records, r)
 	return nil

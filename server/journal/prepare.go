@@ -21,9 +21,9 @@ func (j *Journal) wakePreparer() {
 	}
 }
 
-// fitsLocked reports whether an append of n bytes finds a segment.
+// fitsLocked reports whether an ordinary append of n bytes finds a segment.
 func (j *Journal) fitsLocked(n int64) bool {
-	if int64(j.mu.limit-j.mu.next) >= n {
+	if !j.mu.reserved && int64(j.mu.limit-j.mu.next) >= n {
 		return true
 	}
 	for _, s := range j.mu.spares {
@@ -50,6 +50,32 @@ func (j *Journal) takeSpareLocked(n int64) (spare, bool) {
 	return s, true
 }
 
+// takeReserveLocked takes the reserve for a control append of n bytes, if no other segment could be made.
+func (j *Journal) takeReserveLocked(n int64) (spare, bool) {
+	m := &j.mu
+	if m.prepareErr == nil || m.reserve.file == nil || m.reserve.capacity < n {
+		return spare{}, false
+	}
+	s := m.reserve
+	m.reserve = spare{}
+	if !m.reserved {
+		m.reserved, m.reservedFrom = true, m.next
+	}
+	return s, true
+}
+
+// reserveMissingLocked reports whether the reserve is to be made.
+func (j *Journal) reserveMissingLocked() bool {
+	return j.opts.ReserveBytes > 0 && j.mu.reserve.file == nil
+}
+
+// setLimitLocked makes s the segment that the next append goes to.
+func (j *Journal) setLimitLocked(s *segment) {
+	j.mu.limit = s.limit()
+	j.mu.mark = s.base + Position(s.capacity/2)
+	j.mu.marked = false
+}
+
 // urgentLocked returns the file size of the segment that is needed at once, 0 if none is: an append was refused, or half of
 // the last segment is used and there is no spare. It is small, so that it is soon there; while small ones follow each
 // other each is twice as large as the one before, because a roll costs a few syncs.
@@ -59,7 +85,7 @@ func (j *Journal) urgentLocked() int64 {
 		size := (m.need + headerBlockBytes + 4095) &^ 4095
 		return max(size, j.smallLocked())
 	}
-	if len(m.spares) == 0 && m.next >= m.mark {
+	if len(m.spares) == 0 && (m.next >= m.mark || m.reserved) {
 		return j.smallLocked()
 	}
 	return 0
@@ -83,9 +109,10 @@ func (j *Journal) fullLocked() int64 {
 	return j.opts.SegmentBytesMax
 }
 
-// preparer is the goroutine that keeps one full spare ready, and makes a small segment when one is needed before.
+// preparer is the goroutine that keeps the reserve and one full spare ready, and makes a small segment when one is needed before.
 // A failure is not the journal's: nothing of a spare is in use. It tries again after prepareRetry; meanwhile appends that
-// need a segment get ErrNoSpace.
+// need a segment get ErrNoSpace, but for control appends, which take the reserve. Once that is used it comes first: ordinary
+// appends go on when it is there again and they have a segment, so that there is always one for what frees the disk.
 func (j *Journal) preparer() {
 	defer j.wg.Done()
 	fullFailed, told := false, false
@@ -97,13 +124,22 @@ func (j *Journal) preparer() {
 			return
 		}
 		size, urgent := j.urgentLocked(), true
-		if size == 0 && !fullFailed {
+		reserve := j.reserveMissingLocked() && (j.mu.reserved || size == 0 && !fullFailed)
+		if reserve {
+			urgent = j.mu.reserved
+		} else if size == 0 && !fullFailed {
 			size, urgent = j.fullLocked(), false
 		}
 		j.mu.Unlock()
 		failed := false
-		if size > 0 {
-			err := j.prepareSpare(size, urgent)
+		if size > 0 || reserve {
+			var err error
+			if reserve {
+				size = j.opts.ReserveBytes
+				err = j.prepareReserve(urgent)
+			} else {
+				err = j.prepareSpare(size, urgent)
+			}
 			switch {
 			case errors.Is(err, errStopped):
 				return
@@ -115,7 +151,7 @@ func (j *Journal) preparer() {
 					j.opts.Logger.Warn("next journal segment not prepared", "bytes", size, "err", err)
 				}
 				told = true
-			case !urgent && told:
+			case !urgent && !reserve && told:
 				j.opts.Logger.Info("next journal segment prepared again")
 				told = false
 			}
@@ -152,6 +188,27 @@ func (j *Journal) preparer() {
 
 var errStopped = errors.New("stopped")
 
+// prepareReserve makes the reserve. Its failure is one of preparing a segment, if ordinary appends wait for it.
+func (j *Journal) prepareReserve(urgent bool) error {
+	s, err := j.makeFile(j.fs.PathJoin(j.opts.Dir, reserveFillingName), j.fs.PathJoin(j.opts.Dir, reserveName), j.opts.ReserveBytes, urgent)
+	if errors.Is(err, errStopped) {
+		return err
+	}
+	s.flags = flagReserve
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if err == nil {
+		j.mu.reserve = s
+		return nil
+	}
+	j.mu.metrics.PrepareFailed++
+	if urgent {
+		j.mu.prepareErr = fmt.Errorf("%w: %w", ErrNoSpace, err)
+		j.roomLocked()
+	}
+	return err
+}
+
 // prepareSpare makes one spare and tells those who wait for it, or for its failure if it was urgent.
 func (j *Journal) prepareSpare(size int64, urgent bool) error {
 	s, err := j.makeSpare(size, urgent)
@@ -164,12 +221,7 @@ func (j *Journal) prepareSpare(size int64, urgent bool) error {
 	switch {
 	case err == nil:
 		m.metrics.Prepared++
-		m.spares = append(m.spares, s)
-		m.prepareErr = nil
-		if m.need > 0 && j.fitsLocked(m.need) {
-			m.need = 0
-		}
-		j.roomLocked()
+		j.addSpareLocked(s)
 	case urgent:
 		m.metrics.PrepareFailed++
 		m.prepareErr = fmt.Errorf("%w: %w", ErrNoSpace, err)
@@ -187,15 +239,35 @@ func (j *Journal) prepareSpare(size int64, urgent bool) error {
 	return err
 }
 
-// makeSpare makes a file of size zeroes, synced, under a spare's name. The name itself needs no sync: a spare that is
-// lost is only made again. While it fills a full one it makes a small one when that is needed.
+// addSpareLocked adds a spare; appends that waited for one go on.
+func (j *Journal) addSpareLocked(s spare) {
+	m := &j.mu
+	m.spares = append(m.spares, s)
+	m.prepareErr = nil
+	m.reserved = false
+	if m.need > 0 && j.fitsLocked(m.need) {
+		m.need = 0
+	}
+	j.roomLocked()
+}
+
+// makeSpare makes a spare of size zeroes. While it fills a full one it makes a small one when that is needed.
 func (j *Journal) makeSpare(size int64, urgent bool) (s spare, err error) {
+	filling, path := j.nextSpareNames()
+	return j.makeFile(filling, path, size, urgent)
+}
+
+func (j *Journal) nextSpareNames() (filling, path string) {
 	j.mu.Lock()
 	j.mu.spareCount++
 	n := j.mu.spareCount
 	j.mu.Unlock()
-	filling := j.fs.PathJoin(j.opts.Dir, fmt.Sprintf(fillingNameFormat, n))
-	path := j.fs.PathJoin(j.opts.Dir, fmt.Sprintf(spareNameFormat, n))
+	return j.fs.PathJoin(j.opts.Dir, fmt.Sprintf(fillingNameFormat, n)), j.fs.PathJoin(j.opts.Dir, fmt.Sprintf(spareNameFormat, n))
+}
+
+// makeFile makes a file of size zeroes, synced, and gives it its name when it is whole. The name itself needs no sync: what is lost is
+// only made again.
+func (j *Journal) makeFile(filling, path string, size int64, urgent bool) (s spare, err error) {
 	f, err := j.fs.Create(filling, vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return s, fmt.Errorf("prepare segment: %w", err)
@@ -212,7 +284,7 @@ func (j *Journal) makeSpare(size int64, urgent bool) (s spare, err error) {
 		_ = j.fs.Remove(filling) // if it stays, Open removes it
 		return s, fmt.Errorf("prepare segment %s: %w", filling, err)
 	}
-	return spare{path: path, capacity: size - headerBlockBytes, file: f}, nil
+	return spare{path: path, capacity: size - headerBlockBytes, size: size, file: f}, nil
 }
 
 // fill writes and syncs size zeroes in chunks, so that none of its syncs keeps a commit waiting for long, and rests between

@@ -16,7 +16,8 @@ type cut struct {
 
 // ReadAt reads the record at pos, which must be where one begins. It returns buf, grown if need be, whose bytes the
 // record's payload points into. len(buf) is read at first, so give it the record's length (RecordBytes) when it is known;
-// with less than a header's 4 KiB are read. Errors: ErrTrimmed, ErrBeyond, ErrClosed, *CorruptError, the file system's.
+// with less than a header's 4 KiB are read. Errors: ErrTrimmed, ErrBeyond, ErrClosed, *LostError if pos lies in a hole, *CorruptError, the
+// file system's.
 func (j *Journal) ReadAt(pos Position, buf []byte) (Record, []byte, error) {
 	seg, limit, err := j.locate(pos)
 	if err != nil {
@@ -39,7 +40,7 @@ func (j *Journal) ReadAt(pos Position, buf []byte) (Record, []byte, error) {
 	buf = grow(buf, n)
 	off := seg.offset(pos)
 	if err := readFull(f, buf, off); err != nil {
-		return Record{}, buf, fmt.Errorf("read %s: %w", seg.path, err)
+		return Record{}, buf, j.unread(seg, pos, err)
 	}
 	length, reason := recordLength(buf, pos, room)
 	if reason != "" {
@@ -48,12 +49,15 @@ func (j *Journal) ReadAt(pos Position, buf []byte) (Record, []byte, error) {
 	if length > n {
 		buf = grow(buf, length)
 		if err := readFull(f, buf[n:], off+int64(n)); err != nil {
-			return Record{}, buf, fmt.Errorf("read %s: %w", seg.path, err)
+			return Record{}, buf, j.unread(seg, pos, err)
 		}
 	}
-	r, reason := decodeRecord(buf[:length])
+	r, reason := decodeRecord(buf[:length], seg.seed)
 	if reason != "" {
 		return Record{}, buf, j.damaged(seg, pos, reason)
+	}
+	if r.Kind == KindLost {
+		return Record{}, buf, j.lost(r)
 	}
 	return r, buf, nil
 }
@@ -67,9 +71,12 @@ func grow(b []byte, n int) []byte {
 	return next
 }
 
-// readFull reads len(b) bytes; what is beyond the file reads as zeroes.
+// readFull reads len(b) bytes; what is beyond the file reads as zeroes. What the disk cannot read it is asked for once more.
 func readFull(f io.ReaderAt, b []byte, off int64) error {
 	n, err := f.ReadAt(b, off)
+	if isUnreadable(err) {
+		n, err = f.ReadAt(b, off)
+	}
 	if err == io.EOF {
 		clear(b[n:])
 		return nil
@@ -101,7 +108,26 @@ func (j *Journal) damaged(seg *segment, pos Position, reason string) error {
 	if pos >= j.Synced() {
 		return ErrBeyond
 	}
+	if h, ok := findHole(j.holeList(), pos); ok && h.From < pos {
+		return &LostError{h.From, h.To} // what is there now begins at another place
+	}
 	return &CorruptError{File: seg.path, Position: pos, Offset: seg.offset(pos), Reason: reason}
+}
+
+// unread is what to say when the file cannot be read at pos.
+func (j *Journal) unread(seg *segment, pos Position, err error) error {
+	if isUnreadable(err) {
+		return j.damaged(seg, pos, reasonUnreadable+": "+err.Error())
+	}
+	return fmt.Errorf("read %s: %w", seg.path, err)
+}
+
+// lost is what to say of r, which is of KindLost.
+func (j *Journal) lost(r Record) error {
+	if h, ok := findHole(j.holeList(), r.Position); ok {
+		return &LostError{h.From, h.To}
+	}
+	return &LostError{r.Position, r.End()}
 }
 
 // Reader reads records one after the other. It is for one goroutine at a time.
@@ -124,8 +150,9 @@ func (j *Journal) NewReader(from Position) *Reader {
 func (r *Reader) Position() Position { return r.pos }
 
 // Next returns the next record; its payload is valid until the next call. io.EOF is the synced end: call again when
-// more was committed. ErrTrimmed if the record was trimmed, ErrBeyond if it was cut away by Truncate, *CorruptError,
-// ErrClosed, the file system's.
+// more was committed. ErrTrimmed if the record was trimmed, ErrBeyond if it was cut away by Truncate, ErrClosed, the file system's.
+// A hole is records of KindLost; *LostError if the position lies inside of one: go on at its To. *CorruptError is new damage; after
+// Heal the reader goes on.
 func (r *Reader) Next() (Record, error) {
 	if r.closed.Load() {
 		return Record{}, ErrClosed
@@ -147,6 +174,7 @@ func (r *Reader) Next() (Record, error) {
 		return Record{}, err
 	}
 	if reason != "" {
+		r.window.drop() // it may be healed meanwhile
 		return Record{}, r.j.damaged(r.seg, r.pos, reason)
 	}
 	r.pos = rec.End()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -13,22 +14,30 @@ import (
 
 const scanBytes = 1 << 20 // read at once
 
-// scanner reads segments in order and judges what it finds. It changes nothing: Open and Verify share it.
+// scanner reads segments in order and judges what it finds: Open, Heal, Verify, Dump and Repair share it.
 //
 // It reads records from start up to the first place without one, the end. Then it looks for proof that there should
 // be one: each record says how far its writer had synced when it was written (back), and so does each segment's header
 // (durable). If anything valid after the end, in whatever segment, says that the writer had synced beyond the end, the
 // end is damage and not a torn tail. A valid record is one whose checksum and position are right, and whose epoch is not
 // lower than that of the last record before the end: what an older epoch left behind proves nothing, because the
-// tail was cut before the epoch began.
+// tail was cut before the epoch began. What the disk cannot read is damage too: a kill or a power loss does not do that.
+//
+// Damage reaches up to the next valid record, or the segment's end. It is healed, when heal is set, and read as the
+// records of KindLost that it then is; else it is told to damage, and the scan goes on behind it.
 type scanner struct {
 	fs       vfs.FS
 	list     segments
+	holes    []hole // known
 	start    Position
 	cut      *Position // a Truncate to here was under way: what is beyond is as good as gone
 	epoch    Epoch     // at first the epoch of the last record below start, 0 if not known
+	unknown  Epoch     // for lost records of which no epoch around is known
 	record   func(Record) error
 	progress func(done, total int64)
+	// heal overwrites a range of damage; known is what was set aside before.
+	heal   func(seg *segment, h Hole, known bool, epoch Epoch, reason string) error
+	damage func(*CorruptError, Hole)
 
 	window window
 
@@ -37,13 +46,15 @@ type scanner struct {
 	end      Position // after the last record
 	last     Epoch    // of the last record before end; 0 if there is none
 	proven   Position // start <= proven <= end: synced by whoever wrote it
-	leftover Position // end of the last byte after end, in its segment, that is not zero; end if there is none
+	leftover Position // end of what a torn tail has left after end, in its segment; end if there is none
 	short    bool     // the file of that segment is shorter than it should be
 
+	healed      Position // from where a range was healed last
+	healedSome  bool
 	done, total int64
 }
 
-func (s *scanner) corrupt(seg *segment, pos Position, format string, args ...any) error {
+func (s *scanner) corrupt(seg *segment, pos Position, format string, args ...any) *CorruptError {
 	return &CorruptError{File: seg.path, Position: pos, Offset: seg.offset(pos), Reason: fmt.Sprintf(format, args...)}
 }
 
@@ -86,8 +97,10 @@ func (s *scanner) run() error {
 		}
 	}
 	s.last = s.epoch
-	reason, err := s.records()
-	if err != nil {
+	if err := s.startInHole(); err != nil {
+		return err
+	}
+	if err := s.records(); err != nil {
 		return err
 	}
 	if s.end == s.start && s.start > begin && s.epoch != 0 {
@@ -97,11 +110,40 @@ func (s *scanner) run() error {
 		}
 		s.last = s.epoch
 	}
-	return s.judge(reason)
+	return nil
+}
+
+// startInHole goes on behind the hole that start lies in, if what was lost there was not lost yet when start was noted: no record
+// of KindLost need begin there. Whoever listens is told of what is lost from start on.
+func (s *scanner) startInHole() error {
+	h, ok := findHole(s.holes, s.start)
+	seg := s.list[s.at]
+	if !ok || h.From == s.start || h.To > s.list.end(s.at, seg.limit()) || h.To-s.start < recordHeaderBytes {
+		return nil
+	}
+	f, err := s.file(seg)
+	if err != nil {
+		return err
+	}
+	s.window.file = f
+	s.window.drop()
+	if _, reason, err := s.window.record(seg, s.start, seg.limit()); err != nil || reason == "" {
+		return err
+	}
+	s.end, s.proven = h.To, h.To
+	if s.at+1 < len(s.list) && s.list[s.at+1].base == h.To {
+		s.at++
+	}
+	if s.record == nil {
+		return nil
+	}
+	return lostRecords(Hole{s.start, h.To}, s.last, 0, s.record)
 }
 
 // before reads the segment below start, to learn the epoch there and to see that the records lead to start.
 func (s *scanner) before() error {
+	at := s.at
+	defer func() { s.at = at }()
 	for i := s.at; i >= 0; i-- {
 		seg := s.list[i]
 		if seg.base == s.start {
@@ -111,30 +153,56 @@ func (s *scanner) before() error {
 		if err != nil {
 			return err
 		}
-		s.window.file, s.window.buf = f, s.window.buf[:0]
+		s.at = i
 		limit := min(s.start, s.list.end(i, s.start))
-		var epoch Epoch
-		for pos := seg.base; pos < limit; {
-			r, reason, err := s.window.record(seg, pos, limit)
-			if err != nil {
-				return err
-			}
-			if reason == "" && r.Epoch < epoch {
-				reason = fmt.Sprintf("epoch %v after %v", r.Epoch, epoch)
-			}
-			if reason != "" {
-				return s.corrupt(seg, pos, "%s, but everything below %d was synced", reason, s.start)
-			}
-			epoch, pos = r.Epoch, r.End()
+		if h, ok := findHole(s.holes, s.start); ok && h.From < s.start {
+			limit = min(h.To, s.list.end(i, h.To)) // where a record of KindLost ends
 		}
-		s.epoch = epoch
-		return nil
+		s.epoch, err = s.walk(f, seg, limit)
+		return err
 	}
 	return nil
 }
 
-// records reads from start up to the first place without a record and says why there is none.
-func (s *scanner) records() (reason string, err error) {
+// walk reads seg from its begin up to limit, below which everything was on disk, and returns the last epoch. s.at is seg's place.
+func (s *scanner) walk(f vfs.File, seg *segment, limit Position) (last Epoch, err error) {
+	s.window = window{file: f, buf: s.window.buf[:0], size: scanBytes}
+	for pos := seg.base; pos < limit; {
+		r, reason, err := s.window.record(seg, pos, min(seg.limit(), s.list.end(s.at, seg.limit())))
+		if err != nil {
+			return last, err
+		}
+		if reason == "" && r.Epoch < last {
+			reason = fmt.Sprintf("epoch %v after %v", r.Epoch, last)
+		}
+		if reason == "" && r.End() > limit {
+			return last, s.corrupt(seg, pos, "the record here ends at %d, but one was said to end at %d", r.End(), limit)
+		}
+		if reason == "" {
+			last, pos = r.Epoch, r.End()
+			continue
+		}
+		tail, err := s.after(seg, pos, limit, last, limit)
+		if err != nil {
+			return last, err
+		}
+		h, known := s.hole(pos, limit, &tail)
+		if h.From == h.To { // it can be read after all
+			s.window.drop()
+			continue
+		}
+		if limit == s.start && s.at+1 == len(s.list) && !known && tail.leftover == pos && tail.unreadable == 0 {
+			return last, s.corrupt(seg, pos, "the journal ends here, but everything below %d was synced", s.start)
+		}
+		if pos, err = s.damaged(seg, h, known, last, &tail, reason+fmt.Sprintf(", but everything below %d was on disk", limit)); err != nil {
+			return last, err
+		}
+	}
+	return last, nil
+}
+
+// records reads from start up to the journal's end.
+func (s *scanner) records() error {
 	for {
 		seg := s.list[s.at]
 		limit := seg.limit()
@@ -148,13 +216,15 @@ func (s *scanner) records() (reason string, err error) {
 		}
 		f, err := s.file(seg)
 		if err != nil {
-			return "", err
+			return err
 		}
-		s.window.file, s.window.buf = f, s.window.buf[:0]
+		s.window.file = f
+		s.window.drop()
+		var reason string
 		for {
 			r, why, err := s.window.record(seg, s.end, limit)
 			if err != nil {
-				return "", err
+				return err
 			}
 			if why == "" && r.Epoch < s.last {
 				why = fmt.Sprintf("epoch %v after %v", r.Epoch, s.last)
@@ -165,7 +235,7 @@ func (s *scanner) records() (reason string, err error) {
 			}
 			if s.record != nil {
 				if err := s.record(r); err != nil {
-					return "", err
+					return err
 				}
 			}
 			s.last = r.Epoch
@@ -173,8 +243,18 @@ func (s *scanner) records() (reason string, err error) {
 			s.end = r.End()
 			s.advance(int64(s.end - r.Position))
 		}
+		if s.end == seg.limit() && s.end < next { // only who changes nothing goes on behind a segment that is missing
+			s.damaged(seg, Hole{s.end, next}, false, s.last, &tail{}, "a segment is missing")
+			s.end = next
+		}
 		if next == 0 || s.end != next {
-			return reason, nil
+			done, err := s.judge(seg, limit, reason)
+			if done || err != nil {
+				return err
+			}
+			if s.end != next || next == 0 {
+				continue
+			}
 		}
 		s.proven = max(s.proven, s.list[s.at+1].durable)
 		s.at++
@@ -189,104 +269,256 @@ func (s *scanner) advance(n int64) {
 	}
 }
 
-// judge tells damage from a torn tail. It reads everything after the end, which is one segment as a rule.
-func (s *scanner) judge(reason string) error {
-	seg := s.list[s.at]
-	damage := func(proof string, durable Position) error {
-		return s.corrupt(seg, s.end, "%s, but %s proves that everything below %d was synced", reason, proof, durable)
+// judge tells damage from a torn tail, at which the journal ends: then it is done. It reads everything after the end, which is one
+// segment as a rule, unless it comes to proof.
+func (s *scanner) judge(seg *segment, limit Position, reason string) (done bool, err error) {
+	tail, err := s.after(seg, s.end, limit, s.last, s.end)
+	if err != nil {
+		return false, err
 	}
-	if s.cut != nil {
-		if s.end < *s.cut {
-			return damage("a cut", *s.cut)
-		}
+	h, known := s.hole(s.end, limit, &tail)
+	if tail.found && h.From == h.To { // it can be read after all
+		s.window.drop()
+		return false, nil
+	}
+	proof := ""
+	switch {
+	case s.cut != nil && s.end < *s.cut:
+		proof = fmt.Sprintf("a cut proves that everything below %d was synced", *s.cut)
+	case s.cut != nil:
 		s.proven = s.end
-	} else {
-		for _, later := range s.list[s.at+1:] {
+	case tail.proof.Durable > s.end:
+		proof = fmt.Sprintf("the record at %d proves that everything below %d was synced", tail.proof.Position, tail.proof.Durable)
+	case known:
+		proof = fmt.Sprintf("everything below %d was set aside before", h.To)
+	case strings.HasPrefix(reason, reasonUnreadable):
+		proof = "a torn tail can be read"
+	default:
+		for i, later := range s.list[s.at+1:] {
 			if later.durable > s.end {
-				return damage("the header of "+later.path, later.durable)
+				proof = fmt.Sprintf("the header of %s proves that everything below %d was synced", later.path, later.durable)
+				break
+			}
+			more, err := s.after(later, later.base, s.list.end(s.at+1+i, later.limit()), s.last, s.end)
+			if err != nil {
+				return false, err
+			}
+			if more.proof.Durable > s.end {
+				proof = fmt.Sprintf("the record at %d proves that everything below %d was synced", more.proof.Position, more.proof.Durable)
+				break
 			}
 		}
 	}
-	s.leftover = s.end
-	for i := s.at; i < len(s.list) && (i == s.at || s.cut == nil); i++ {
-		from := max(s.end, s.list[i].base)
-		proof, leftover, err := s.after(s.list[i], from)
-		if err != nil {
-			return err
-		}
-		if s.cut == nil && proof.Durable > s.end {
-			return damage(fmt.Sprintf("the record at %d", proof.Position), proof.Durable)
-		}
-		if i == s.at {
-			s.leftover = leftover
-		}
+	if proof != "" {
+		s.end, err = s.damaged(seg, h, known, s.last, &tail, reason+", but "+proof)
+		return false, err
 	}
-	info, err := seg.mu.file.Stat()
+	s.leftover = tail.leftover
+	f, err := s.file(seg)
 	if err != nil {
-		return fmt.Errorf("stat %s: %w", seg.path, err)
+		return false, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return false, fmt.Errorf("stat %s: %w", seg.path, err)
 	}
 	s.short = info.Size() < seg.offset(seg.limit())
 	if s.progress != nil {
 		s.progress(s.total, s.total)
 	}
-	return nil
+	return true, nil
 }
 
-// after looks at [from, limit) of seg for a record that proves something beyond s.end, and for the last byte that is
-// not zero. A record can begin at any multiple of 8, because the length of the one before it may be what is damaged.
-//
-// A producer could put the bytes of such a record into a message, if it guessed its position; that makes a torn tail
-// look like damage, and Open refuse: the safe side.
-func (s *scanner) after(seg *segment, from Position) (proof Record, leftover Position, err error) {
+// hole is the range of damage at pos: up to the first valid record, or as far as it was set aside before. Where nothing is
+// behind it that can be read, damage that is only unreadable goes up to the end of the record that cannot be read.
+func (s *scanner) hole(pos, limit Position, tail *tail) (h Hole, known bool) {
+	if h, ok := findHole(s.holes, pos); ok && h.To <= limit {
+		return Hole{pos, h.To}, true
+	}
+	h = Hole{pos, limit}
+	if tail.found {
+		h.To = tail.first.Position
+	} else if tail.unreadable > pos && s.at+1 == len(s.list) {
+		h.To = min(limit, max(tail.unreadable, pos+recordHeaderBytes))
+	}
+	return h, false
+}
+
+// damaged heals h, or tells of it, and returns where to read on.
+func (s *scanner) damaged(seg *segment, h Hole, known bool, last Epoch, tail *tail, reason string) (Position, error) {
+	what := s.corrupt(seg, h.From, "%s", reason)
+	if s.heal == nil {
+		if s.damage != nil {
+			s.damage(what, h)
+		}
+		return h.To, nil
+	}
+	if s.healedSome && s.healed == h.From || h.To-h.From < recordHeaderBytes {
+		return h.From, what // it was healed, and cannot be read still; or it has no room for a record, so no record began here
+	}
+	s.healed, s.healedSome = h.From, true
+	epoch := last
+	if epoch == 0 && tail.found {
+		epoch = tail.first.Epoch
+	}
+	for i := s.at + 1; epoch == 0 && i < len(s.list); i++ {
+		r, ok, err := firstRecord(s.fs, s.list[i])
+		if err != nil {
+			return h.From, err
+		}
+		if ok {
+			epoch = r.Epoch
+		}
+	}
+	if epoch == 0 {
+		epoch = s.unknown
+	}
+	if err := s.heal(seg, h, known, epoch, reason); err != nil {
+		return h.From, err
+	}
+	s.window.drop()
+	return h.From, nil
+}
+
+// tail is what lies after a place without a record.
+type tail struct {
+	first      Record // the first valid one; payloads are not kept
+	found      bool
+	proof      Record   // the first valid one that proves more than was asked; its Durable is 0 if there is none
+	leftover   Position // end of what a record was, or may have been: of bytes that are not zero, if the file had no life before
+	unreadable Position // end of the first range that the disk cannot read; 0 if there is none
+}
+
+// after looks at [from, limit) of seg for valid records whose epoch is at least least, up to one that proves something beyond
+// durable; without one it reads all. A record can begin at any multiple of 8, because the length of the one before it may be
+// what is damaged. Whatever the bytes are, only those are decoded that hold their own position: a recycled segment is full
+// of records of its former life.
+func (s *scanner) after(seg *segment, from, limit Position, least Epoch, durable Position) (t tail, err error) {
 	f, err := s.file(seg)
 	if err != nil {
-		return proof, 0, err
+		return t, err
 	}
-	leftover = from
+	t.leftover = from
 	w := window{file: f, size: scanBytes}
 	candidates := window{file: f}
-	end := seg.offset(seg.limit())
-	for off := seg.offset(from); off < end; {
-		n := int(min(zeroCompareBytes, end-off))
-		block, err := w.bytes(off, n, end)
-		if err != nil {
-			return proof, 0, fmt.Errorf("read %s at %d: %w", seg.path, off, err)
+	if end, ok, err := misplaced(&candidates, seg, from, limit); err != nil {
+		return t, err
+	} else if ok {
+		t.leftover = end
+	}
+	begin, end := seg.offset(from), seg.offset(limit)
+	for off := begin; off < end; {
+		n := int(min(zeroCompareBytes-off%zeroCompareBytes, end-off))
+		block, err := w.bytes(off, int(min(int64(n+recordHeaderBytes), end-off)), end) // a header may go beyond the block
+		if isUnreadable(err) {
+			block, err = w.bytes(off, n, end)
 		}
+		if isUnreadable(err) {
+			to := seg.base + Position(off-headerBlockBytes) + Position(n)
+			if t.unreadable == 0 || t.unreadable == to-Position(n) {
+				t.unreadable = to
+			}
+			block, err = zeroes[:n], nil
+		}
+		if err != nil {
+			return t, fmt.Errorf("read %s at %d: %w", seg.path, off, err)
+		}
+		s.advance(int64(n))
 		if allZero(block) {
 			off += int64(n)
-			s.advance(int64(n))
 			continue
 		}
-		for i := 0; i < n; i += 8 {
-			at := off + int64(i)
-			if allZero(block[i:min(i+8, n)]) {
+		pos := seg.base + Position(off-headerBlockBytes)
+		for i := 0; i < n; i, pos = i+8, pos+8 {
+			if seg.flags&flagRecycled == 0 && binary.LittleEndian.Uint64(block[i:]) != 0 {
+				t.leftover = max(t.leftover, pos+8)
+			}
+			if i+recordHeaderBytes > len(block) || Position(binary.LittleEndian.Uint64(block[i+atPosition:])) != pos {
 				continue
 			}
-			pos := seg.base + Position(at-headerBlockBytes)
-			leftover = pos + 8
-			if length := binary.LittleEndian.Uint32(block[i:]); length < recordHeaderBytes || length > RecordBytesMax {
+			t.leftover = max(t.leftover, pos+recordHeaderBytes)
+			length, reason := recordLength(block[i:], pos, int64(limit-pos))
+			if reason != "" {
 				continue
 			}
-			r, reason, err := candidates.record(seg, pos, seg.limit())
+			t.leftover = max(t.leftover, pos+Position(align8(length)))
+			r, reason, err := candidates.record(seg, pos, limit)
 			if err != nil {
-				return proof, 0, err
+				return t, err
 			}
-			if s.cut == nil && reason == "" && r.Epoch >= s.last && r.Durable > s.end {
-				r.Payload = nil
-				return r, leftover, nil
+			if reason != "" || r.Epoch < least {
+				continue
+			}
+			r.Payload = nil
+			if !t.found {
+				t.first, t.found = r, true
+			}
+			if s.cut == nil && r.Durable > durable {
+				t.proof = r
+				return t, nil
+			}
+			if durable >= limit { // who asks needs no proof
+				return t, nil
 			}
 		}
 		off += int64(n)
-		s.advance(int64(n))
 	}
-	return proof, leftover, nil
+	return t, nil
+}
+
+// misplaced reports whether a record lies at pos of which only the position is wrong, and where it ends. In a recycled segment a record
+// with another position belongs to its former life, so the checksum has to tell.
+func misplaced(w *window, seg *segment, pos, limit Position) (end Position, ok bool, err error) {
+	room := int64(limit - pos)
+	if room < recordHeaderBytes {
+		return 0, false, nil
+	}
+	var h [recordHeaderBytes]byte
+	b, err := w.bytes(seg.offset(pos), len(h), seg.offset(limit))
+	if err == nil {
+		copy(h[:], b)
+		binary.LittleEndian.PutUint64(h[atPosition:], uint64(pos))
+		length, reason := recordLength(h[:], pos, room)
+		if reason != "" {
+			return 0, false, nil
+		}
+		if b, err = w.bytes(seg.offset(pos), length, seg.offset(limit)); err == nil {
+			copy(b, h[:])
+			_, reason = decodeRecord(b[:length], seg.seed)
+			w.drop() // it was changed
+			return pos + Position(align8(length)), reason == "", nil
+		}
+	}
+	if isUnreadable(err) {
+		err = nil
+	}
+	return 0, false, err
+}
+
+// firstRecord finds the first valid record in seg.
+func firstRecord(fsys vfs.FS, seg *segment) (r Record, ok bool, err error) {
+	f, err := fsys.Open(seg.path)
+	if err != nil {
+		return r, false, fmt.Errorf("open segment %s: %w", seg.path, err)
+	}
+	defer f.Close()
+	w := window{file: f}
+	if r, reason, err := w.record(seg, seg.base, seg.limit()); err != nil || reason == "" {
+		r.Payload = nil
+		return r, err == nil, err
+	}
+	own := newSegment(seg.header, seg.path, f)
+	s := scanner{fs: fsys}
+	t, err := s.after(own, seg.base, seg.limit(), 0, seg.limit())
+	return t.first, t.found, err
 }
 
 // recover reads the folder and brings it into the state from which the journal goes on. It returns the last record's epoch.
 //
 // What is kept but not proven is written again and synced: a process before this one may have had a failed sync after
-// which the pages look clean. What is cut is zeroed, last segments first. A crash at any moment of it leaves the same
-// records before the end, the same ones rewritten, and less behind it: recovery has the same result again.
+// which the pages look clean. What is cut is zeroed, last segments first. Damage is set aside before it is overwritten. A crash
+// at any moment of it leaves the same records before the end, the same ones rewritten, and less behind it: recovery has
+// the same result again.
 func (j *Journal) recover() (last Epoch, err error) {
 	o := &j.opts
 	j.list.Store(&segments{})
@@ -312,7 +544,30 @@ func (j *Journal) recover() (last Epoch, err error) {
 		}
 	} else {
 		j.list.Store(&l)
-		s := scanner{fs: j.fs, list: l, start: o.Start, cut: found.cut, epoch: o.StartEpoch, record: o.Recovered, progress: o.Progress}
+		if found.cut != nil { // the holes that it cuts are none of what is written there next
+			if found.holes, err = removeHoles(j.fs, o.Dir, found.holes, *found.cut, noPrevious); err != nil {
+				return 0, err
+			}
+		}
+		if found.holes, err = removeHoles(j.fs, o.Dir, found.holes, 0, l[0].base); err != nil {
+			return 0, err
+		}
+		j.holes.Store(&found.holes)
+		if err := j.repairHeaders(found.damaged); err != nil {
+			return 0, err
+		}
+		s := scanner{fs: j.fs, list: l, holes: found.holes, start: o.Start, cut: found.cut, epoch: o.StartEpoch, record: o.Recovered, progress: o.Progress}
+		s.heal = func(seg *segment, h Hole, known bool, epoch Epoch, reason string) error {
+			if err := seg.openForWriting(j.fs); err != nil {
+				return err
+			}
+			if err := j.heal(seg.mu.file, seg, h, known, epoch, reason); err != nil {
+				return err
+			}
+			s.window.file = seg.mu.file
+			s.holes = j.holeList()
+			return nil
+		}
 		if err := s.run(); err != nil {
 			return 0, err
 		}
@@ -325,8 +580,10 @@ func (j *Journal) recover() (last Epoch, err error) {
 		j.list.Store(&l)
 		j.current = l[len(l)-1]
 		last, end = s.last, s.end
-		j.mu.limit = j.current.limit()
-		j.mu.mark = j.current.base + Position(j.current.capacity/2)
+		j.setLimitLocked(j.current)
+		if j.current.flags&flagReserve != 0 && found.reserve == nil {
+			j.mu.reserved, j.mu.reservedFrom = true, j.current.base
+		}
 	}
 	if found.mark {
 		if err := j.removeCutMark(); err != nil {
@@ -345,6 +602,21 @@ func (j *Journal) recover() (last Epoch, err error) {
 	return last, nil
 }
 
+// repairHeaders writes headers again that are damaged.
+func (j *Journal) repairHeaders(damaged []headerDamage) error {
+	for _, d := range damaged {
+		if err := d.segment.openForWriting(j.fs); err != nil {
+			return err
+		}
+		if err := writeHeader(d.segment.mu.file, &d.segment.header); err != nil {
+			return fmt.Errorf("repair header of %s: %w", d.segment.path, err)
+		}
+		j.mu.metrics.HeadersRepaired++
+		j.opts.Logger.Error("journal segment's header is repaired", "file", d.segment.path, "position", uint64(d.segment.base), "reason", d.reason)
+	}
+	return nil
+}
+
 // repair cuts and rewrites as the scanner found, and returns the segments that are left.
 func (j *Journal) repair(s *scanner) (segments, error) {
 	l := s.list
@@ -356,6 +628,7 @@ func (j *Journal) repair(s *scanner) (segments, error) {
 		}
 	}
 	if s.leftover > s.end || s.at+1 < len(l) {
+		j.mu.metrics.TornBytes += int64(s.leftover - s.end)
 		j.opts.Logger.Warn("journal's torn tail is cut", "position", uint64(s.end), "bytes", int64(s.leftover-s.end), "segments", len(l)-1-s.at)
 	}
 	l, err := j.dropAfter(l, s.at)
@@ -431,23 +704,21 @@ func zero(seg *segment, from, to Position) error {
 	return nil
 }
 
-// adopt takes over the spares that are there, one full and one smaller, and removes the other files.
+// adopt takes over the reserve and the spares that are there, full ones and one smaller, and removes the other files.
 func (j *Journal) adopt(found folder) error {
 	remove := found.filling
-	var full, small bool
+	full, small := max(1, j.opts.RecycleMax), 1
 	for _, s := range found.spares {
 		var n int
-		_, isSegment := parseSegmentName(j.fs.PathBase(s.path))
 		if _, err := fmt.Sscanf(j.fs.PathBase(s.path), spareNameFormat, &n); err == nil {
 			j.mu.spareCount = max(j.mu.spareCount, n)
 		}
-		want := &small
+		left := &small
 		if s.capacity+headerBlockBytes == j.opts.SegmentBytesMax {
-			want = &full
+			left = &full
 		}
-		// One under a segment's name could be in the way of a segment to come.
 		fits := s.capacity >= segmentBytesFloor-headerBlockBytes && s.capacity%8 == 0 && s.capacity+headerBlockBytes <= j.opts.SegmentBytesMax
-		if *want || isSegment || !fits {
+		if *left <= 0 || !fits {
 			remove = append(remove, s.path)
 			continue
 		}
@@ -455,9 +726,21 @@ func (j *Journal) adopt(found folder) error {
 		if err != nil {
 			return fmt.Errorf("open spare %s: %w", s.path, err)
 		}
-		*want = true
+		*left--
 		s.file = f
 		j.mu.spares = append(j.mu.spares, s)
+	}
+	if r := found.reserve; r != nil {
+		if r.size == j.opts.ReserveBytes {
+			f, err := j.fs.OpenReadWrite(r.path, vfs.WriteCategoryUnspecified)
+			if err != nil {
+				return fmt.Errorf("open reserve %s: %w", r.path, err)
+			}
+			r.file = f
+			j.mu.reserve = *r
+		} else {
+			remove = append(remove, r.path)
+		}
 	}
 	for _, path := range remove {
 		if err := j.fs.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {

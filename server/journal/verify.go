@@ -1,13 +1,14 @@
 package journal
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// Report is what Verify found. What was read is sound up to End.
+// Report is what Verify found.
 type Report struct {
 	StoreID  [16]byte
 	Segments int
@@ -27,8 +28,12 @@ type Report struct {
 	TornBytes    int64
 	TornSegments int
 
-	// Damage is the first damage, at which reading ended; nil if there is none. A *CorruptError, *VersionError or *ForeignError.
+	// Damage is the first damage found; nil if there is none. A *CorruptError, *VersionError or *ForeignError.
 	Damage error
+	// Damaged is the ranges that cannot be read; what lies between and behind them was read. Open makes holes of them.
+	Damaged []Hole
+	// Holes is what was lost to damage before, and is known to be.
+	Holes []Hole
 }
 
 // KindCount counts the records of one kind.
@@ -72,13 +77,20 @@ func Verify(fsys vfs.FS, dir string, from Position, progress func(done, total in
 		}
 	}()
 	r.StoreID, r.Begin = l[0].store, l[0].base
-	if err := l.chain(fsys, dir); err != nil {
-		return damaged(err)
+	r.Damage = l.chain(fsys, dir) // what lies behind a gap is read all the same
+	for _, h := range found.holes {
+		r.Holes = append(r.Holes, h.Hole)
+	}
+	for _, d := range found.damaged {
+		r.Damage = cmp.Or[error](r.Damage, &CorruptError{File: d.segment.path, Position: d.segment.base, Reason: d.reason})
 	}
 	if from == 0 {
 		r.From, r.Last = r.Begin, r.Begin
 	}
-	s := scanner{fs: fsys, list: l, start: from, cut: found.cut, progress: progress, record: func(rec Record) error {
+	s := scanner{fs: fsys, list: l, holes: found.holes, start: from, cut: found.cut, progress: progress, damage: func(err *CorruptError, h Hole) {
+		r.Damage = cmp.Or[error](r.Damage, err)
+		r.Damaged = append(r.Damaged, h)
+	}, record: func(rec Record) error {
 		c := r.Records[rec.Kind]
 		c.Records++
 		c.Bytes += int64(len(rec.Payload))
@@ -95,7 +107,45 @@ func Verify(fsys vfs.FS, dir string, from Position, progress func(done, total in
 	if err != nil {
 		return damaged(err)
 	}
-	r.TornBytes = int64(s.leftover - s.end)
+	r.TornBytes = max(int64(s.leftover-s.end), 0)
 	r.TornSegments = len(l) - 1 - s.at
 	return r, nil
+}
+
+// Dump gives every record of the journal in dir from a position on to each, in order; payloads are valid during the call. It
+// changes nothing; nobody may be writing. What is damaged is left out, and the first damage is the error returned when all
+// that can be read was given. Other errors: each's, and what could not be read at all.
+func Dump(fsys vfs.FS, dir string, from Position, each func(Record) error) error {
+	found, err := list(fsys, dir, nil)
+	if err != nil {
+		return fmt.Errorf("dump journal: %w", err)
+	}
+	l := found.segments
+	defer func() {
+		for _, s := range l {
+			s.release()
+		}
+	}()
+	if len(l) == 0 {
+		return nil
+	}
+	start := Position(0)
+	if i := l.find(from); i > 0 {
+		start = l[i].base // from need not be where a record begins
+	}
+	damage := l.chain(fsys, dir) // what lies behind a gap is shown all the same
+	s := scanner{fs: fsys, list: l, holes: found.holes, start: start, cut: found.cut,
+		damage: func(err *CorruptError, h Hole) {
+			if h.To > from {
+				damage = cmp.Or[error](damage, err)
+			}
+		},
+		record: func(r Record) error {
+			if r.Position < from {
+				return nil
+			}
+			return each(r)
+		},
+	}
+	return cmp.Or(s.run(), damage)
 }

@@ -668,7 +668,7 @@ func WriteFile(mem vfs.FS, path string, b []byte) {
 	}
 }
 
-// Files returns the bytes of all files in dir, by name.
+// Files returns the bytes of all files in dir and below, by the path from there.
 func Files(fsys vfs.FS, dir string) map[string][]byte {
 	names, err := fsys.List(dir)
 	if err != nil {
@@ -676,7 +676,18 @@ func Files(fsys vfs.FS, dir string) map[string][]byte {
 	}
 	files := map[string][]byte{}
 	for _, name := range names {
-		b, err := ReadFile(fsys, fsys.PathJoin(dir, name))
+		path := fsys.PathJoin(dir, name)
+		info, err := fsys.Stat(path)
+		if err != nil {
+			panic(err)
+		}
+		if info.IsDir() {
+			for below, b := range Files(fsys, path) {
+				files[name+"/"+below] = b
+			}
+			continue
+		}
+		b, err := ReadFile(fsys, path)
 		if err != nil {
 			panic(err)
 		}
@@ -700,6 +711,14 @@ func Disk(dir string, files map[string][]byte) *vfs.MemFS {
 		}
 	}
 	for name, b := range files {
+		if below := mem.PathDir(mem.PathJoin(dir, name)); below != dir {
+			if err := mem.MkdirAll(below, 0o755); err != nil {
+				panic(err)
+			}
+			if err := syncDir(mem, dir); err != nil {
+				panic(err)
+			}
+		}
 		WriteFile(mem, mem.PathJoin(dir, name), b)
 	}
 	return mem

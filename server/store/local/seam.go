@@ -26,6 +26,14 @@ type Log interface {
 	// Truncate cuts the log's end off, Trim whole segments of its begin.
 	Truncate(to journal.Position) error
 	Trim(before journal.Position) error
+	// Segments, Bytes, Scrub, the footers, Heal and Holes are journal.Journal's.
+	Segments() []journal.SegmentInfo
+	Bytes() journal.FolderBytes
+	Scrub(base journal.Position, pace func(bytes int) error, each func(journal.Record) error) error
+	WriteFooter(base journal.Position, blob []byte) error
+	ReadFooter(base journal.Position) ([]byte, error)
+	Heal(at journal.Position) (journal.Hole, error)
+	Holes() []journal.Hole
 	Epoch() journal.Epoch
 	Err() error
 	Metrics() journal.Metrics
