@@ -5,13 +5,15 @@
 #
 #   make check    what must be green before a commit: build, format, vet, staticcheck, generated code, tests with -race
 #   make bench    disk, limit and broker, interleaved, as one table
-#   make demo     send an order log while the broker is killed: make demo ORDERS=FILE
+#   make demo     send an order log while the broker is killed: make demo ORDERS=FILE; RETAIN=1: with a limit for its folder
 #   make fuzz     every fuzz target for FUZZ inputs
 #   make build | generate | fmt | deps
 
 GO        ?= go
 FUZZ      ?= 500000x
 ORDERS    ?=
+RETAIN    ?=
+ROWS      ?=
 VERSION   := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 LDFLAGS   := -s -w -X main.version=$(VERSION)
 TOOL      := $(GO) tool -modfile=scripts/tools/go.mod
@@ -54,7 +56,7 @@ bench: build
 	$(GO) run ./scripts/bench
 
 demo: build .bin/demo
-	@exec .bin/demo -jmq ./jmq -orders '$(ORDERS)'
+	@exec .bin/demo -jmq ./jmq -orders '$(ORDERS)' $(if $(RETAIN),-retain)
 
 fuzz:
 	scripts/fuzz.sh $(FUZZ)

@@ -19,6 +19,7 @@ import (
 type broker struct {
 	binary, dir string // dir: the demo's folder; data lies in dir/data
 	wire, admin string
+	flags       []string // more than folder and ports
 	log         *os.File
 
 	cmd   *exec.Cmd
@@ -64,8 +65,8 @@ func (b *broker) data() string { return filepath.Join(b.dir, "data") }
 
 // start begins a life and returns when the broker serves.
 func (b *broker) start(ctx context.Context) error {
-	b.cmd = exec.Command(b.binary, "run", "broker",
-		"--broker.data", b.data(), "--broker.wire.listen", b.wire, "--broker.admin.listen", b.admin)
+	args := []string{"run", "broker", "--broker.data", b.data(), "--broker.wire.listen", b.wire, "--broker.admin.listen", b.admin}
+	b.cmd = exec.Command(b.binary, append(args, b.flags...)...)
 	b.cmd.Dir = b.dir // so that no jmq.yaml of the caller is read
 	for _, e := range os.Environ() {
 		if !strings.HasPrefix(e, "JMQ_") {

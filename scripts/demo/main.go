@@ -8,6 +8,9 @@
 // folder and port. What every client saw is written as a history to the demo's folder, and is judged twice: by the ledger
 // of each group (ledger.go), which prints its line, and by server/servertest/check.
 //
+// With -retain the broker has small segments and a limit for its folder that is a fraction of what is sent: the same must
+// hold, and the folder, which is measured all the time, may never be larger than the limit.
+//
 //	go run ./scripts/demo -run ./jmq
 //
 // is what make run does: it starts jmq dev, sends and consumes a sample of orders, and leaves the broker running.
@@ -35,18 +38,20 @@ type options struct {
 	temporary bool
 	seed      uint64
 	kills     int
+	retain    *retain // nil: everything is kept
 }
 
 func main() {
 	o := options{shape: fullLog}
 	var run string
-	var small bool
+	var small, limited bool
 	flag.StringVar(&o.binary, "jmq", "./jmq", "the jmq binary")
 	flag.StringVar(&o.orders, "orders", "", "order log; empty: a generated one of the same size and shape")
 	flag.BoolVar(&small, "small", false, "generate a small log, and use a temporary folder")
 	flag.StringVar(&o.dir, "dir", "", "folder for data, logs and history (default: scripts/demo/jmq-data, whose last run is removed)")
 	flag.Uint64Var(&o.seed, "seed", uint64(time.Now().UnixNano()), "of the generated log and of the moments of the kills")
 	flag.IntVar(&o.kills, "kills", 3, "how often the broker is killed")
+	flag.BoolVar(&limited, "retain", false, "with small segments and a limit for the folder, which is measured all the time")
 	flag.StringVar(&run, "run", "", "start this jmq binary as jmq dev, send and consume a sample, and stay up")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -60,6 +65,9 @@ func main() {
 	default:
 		if small {
 			o.shape, o.temporary = smallLog, o.dir == ""
+		}
+		if limited {
+			o.retain = newRetain(small)
 		}
 		err = demo(ctx, o)
 	}

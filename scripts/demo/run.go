@@ -71,6 +71,9 @@ func newRun(o options, orders []order) (*run, error) {
 	if r.broker, err = newBroker(o.binary, o.dir); err != nil {
 		return nil, err
 	}
+	if o.retain != nil {
+		r.broker.flags = o.retain.flags()
+	}
 	if r.history, err = check.Create(r.historyFile()); err != nil {
 		r.broker.close()
 		return nil, err
@@ -123,6 +126,13 @@ func (r *run) play(ctx context.Context) error {
 	}
 	showing, stopShowing := context.WithCancel(ctx)
 	others.Go(func() { r.show(showing) })
+	if r.o.retain != nil {
+		others.Go(func() {
+			if err := r.o.retain.watch(showing, r.broker.data()); err != nil {
+				cancel(err)
+			}
+		})
+	}
 	killed := make(chan struct{})
 	others.Go(func() {
 		defer close(killed)
@@ -199,6 +209,9 @@ func (r *run) send(ctx context.Context, p *client.Producer, proc string, seq uin
 		return err
 	}
 	m := &client.Message{Key: "order-" + strconv.Itoa(o.Number), OrderKey: o.Customer, Body: body, Headers: client.Headers{{Key: headerSeq, Value: strconv.FormatUint(seq, 10)}}}
+	if r.o.retain != nil {
+		m.Headers = append(m.Headers, r.o.retain.pad())
+	}
 	for {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -430,6 +443,9 @@ func (r *run) judge(out io.Writer) error {
 	}
 	if n := int(r.acknowledged.Load()); n != len(r.orders) {
 		wrong = append(wrong, fmt.Sprintf("%d of %d orders were acknowledged", n, len(r.orders)))
+	}
+	if r.o.retain != nil {
+		wrong = append(wrong, r.o.retain.judge(out, len(r.orders))...)
 	}
 	if err := r.history.Close(); err != nil {
 		return err
