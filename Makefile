@@ -5,6 +5,7 @@
 #
 #   make check    what must be green before a commit: build, format, vet, staticcheck, generated code, tests with -race
 #   make bench    disk, limit and broker, interleaved, as one table
+#   make bench-full   a large backlog, many topics, recycled segments, a restart: ROWS=backlog,topics
 #   make demo     send an order log while the broker is killed: make demo ORDERS=FILE; RETAIN=1: with a limit for its folder
 #   make fuzz     every fuzz target for FUZZ inputs
 #   make build | generate | fmt | deps
@@ -20,7 +21,7 @@ TOOL      := $(GO) tool -modfile=scripts/tools/go.mod
 # A binary built with -race sleeps one second at its end unless told not to.
 RACE      := GORACE=atexit_sleep_ms=0 $(GO) test -race
 
-.PHONY: run test check bench demo fuzz deps generate build fmt .bin/demo
+.PHONY: run test check bench bench-full demo fuzz deps generate build fmt .bin/demo
 
 run: build .bin/demo
 	@exec .bin/demo -run ./jmq
@@ -51,9 +52,13 @@ test: deps check
 	$(MAKE) build .bin/demo
 	.bin/demo -jmq ./jmq -small
 	$(GO) run ./scripts/bench -smoke
+	$(GO) run ./scripts/bench -full -smoke
 
 bench: build
 	$(GO) run ./scripts/bench
+
+bench-full: build
+	$(GO) run ./scripts/bench -full -rows '$(ROWS)'
 
 demo: build .bin/demo
 	@exec .bin/demo -jmq ./jmq -orders '$(ORDERS)' $(if $(RETAIN),-retain)

@@ -13,11 +13,17 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // benchOptions say what one run of a benchmark does.
 type benchOptions struct {
 	producers, batch, size int
+	topics                 int  // of produce and fill: the producers send to one after the other
+	messages               int  // of fill
+	nobody                 bool // fill: no group is there
+	async                  bool // produce: without waiting for answers, up to asyncWindow a producer
+	parallel               bool // consume: several consumers at a time in one partition
 	consumers              int  // of e2e, consume, and limit with consume
 	consume                bool // limit: a consumer follows the journal
 	partitions             int
@@ -144,6 +150,7 @@ func benchCommand() *cobra.Command {
 disk     one writer, write + fdatasync of all producers' bytes, no network
 limit    TCP on loopback, frames, one journal, group commit, nothing else: the ceiling of this machine
 produce  producers through the SDK against a broker
+fill     a backlog: so many messages that a group has still to consume
 consume  consumers draining a backlog, with acks
 e2e      producers and consumers together
 
@@ -172,8 +179,20 @@ and removed afterwards, and its CPU and memory are measured too.`,
 	add("disk", "One writer, write + fdatasync, no network", benchDisk)
 	add("limit", "TCP, frames, one journal, group commit, nothing else", benchLimit)
 	add("produce", "Producers through the SDK", benchProduce)
+	add("fill", "Store messages that a group has still to consume", benchFill)
 	add("consume", "Consumers draining a backlog", benchConsume)
 	add("e2e", "Producers and consumers together", benchEndToEnd)
+	flagsOf := func(name string) *pflag.FlagSet {
+		c, _, _ := bench.Find([]string{name}) // it was just added
+		return c.Flags()
+	}
+	for _, name := range []string{"produce", "fill"} {
+		flagsOf(name).IntVar(&o.topics, "topics", 1, "topics, each with --partitions, that producers send to one after the other")
+	}
+	flagsOf("produce").BoolVar(&o.async, "async", false, "producers do not wait for answers; up to 1,000 messages of each are under way")
+	flagsOf("fill").BoolVar(&o.nobody, "nobody", false, "no group has to consume them")
+	flagsOf("fill").IntVar(&o.messages, "messages", 1_000_000, "how many messages to store at least")
+	flagsOf("consume").BoolVar(&o.parallel, "parallel", false, "several consumers at a time in one partition")
 	limit, _, _ := bench.Find([]string{"limit"})
 	limit.Flags().BoolVar(&o.consume, "consume", false, "with a consumer that follows and acks")
 	bench.AddCommand(benchServeLimitCommand(), benchServeBrokerCommand())
@@ -217,6 +236,11 @@ func (o benchOptions) validate() error {
 	bound("size", o.size, 1, 4<<20)
 	bound("consumers", o.consumers, 1, 1000)
 	bound("partitions", o.partitions, 1, 4096)
+	bound("topics", o.topics, 0, 25_000)
+	bound("messages", o.messages, 0, 1<<40)
+	if o.async && o.batch > 1 {
+		errs = append(errs, errors.New("--async sends one message a call: leave --batch out"))
+	}
 	bound("connections", o.connections, 1, 256)
 	if o.duration < 100*time.Millisecond || o.duration > time.Hour {
 		errs = append(errs, fmt.Errorf("--time is %v: give 100ms to 1h", o.duration))

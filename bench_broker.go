@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -116,25 +117,112 @@ func scrape(ctx context.Context, admin, name string) (int64, error) {
 	return 0, errors.Join(fmt.Errorf("no metric %s at %s", name, admin), lines.Err())
 }
 
-// benchClient connects and makes sure of the topic.
+// benchClient connects and makes sure of the topics.
 func benchClient(ctx context.Context, o benchOptions, address string) (*client.Client, error) {
 	c, err := client.Dial(ctx, address, client.WithApp(benchGroup), client.WithConns(o.connections))
 	if err != nil {
 		return nil, err
 	}
-	if err := c.CreateTopic(ctx, benchTopic, o.partitions); err != nil {
+	if err := makeTopics(ctx, c, o); err != nil {
 		return nil, errors.Join(err, c.Close(ctx))
 	}
 	return c, nil
 }
 
+// topicNames are those of a run; the first one is always the same.
+func (o benchOptions) topicNames() []string {
+	names := []string{benchTopic}
+	for i := 1; i < o.topics; i++ {
+		names = append(names, benchTopic+"-"+strconv.Itoa(i))
+	}
+	return names
+}
+
+// atOnce is how many topics are made, or sent to for the first time, at the same time.
+const atOnce = 64
+
+// each calls f for all names, some at a time, and returns the first error.
+func each(names []string, f func(name string) error) error {
+	var wg sync.WaitGroup
+	var next atomic.Int64
+	errs := make([]error, min(atOnce, len(names)))
+	for i := range errs {
+		wg.Go(func() {
+			for errs[i] == nil {
+				n := int(next.Add(1)) - 1
+				if n >= len(names) {
+					return
+				}
+				errs[i] = f(names[n])
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func makeTopics(ctx context.Context, c *client.Client, o benchOptions) error {
+	if o.topics <= 1 {
+		return c.CreateTopic(ctx, benchTopic, o.partitions)
+	}
+	there, err := c.ListTopics(ctx)
+	if err != nil {
+		return err
+	}
+	known := map[string]bool{}
+	for _, t := range there {
+		known[t.Name] = t.Partitions == o.partitions
+	}
+	return each(slices.DeleteFunc(o.topicNames(), func(name string) bool { return known[name] }), func(name string) error {
+		return c.CreateTopic(ctx, name, o.partitions)
+	})
+}
+
+// senders returns the call of each producer. With more topics than one each call takes the next topic, and every topic has
+// got one message before.
+func senders(ctx context.Context, c *client.Client, o benchOptions) (func(worker int) call, error) {
+	names := o.topicNames()
+	producers := make([]*client.Producer, len(names))
+	for i, name := range names {
+		p, err := c.Producer(name)
+		if err != nil {
+			return nil, err
+		}
+		producers[i] = p
+	}
+	if len(names) > 1 {
+		of := map[string]*client.Producer{}
+		for i, name := range names {
+			of[name] = producers[i]
+		}
+		err := each(names, func(name string) error {
+			_, err := of[name].Send(ctx, &client.Message{Body: make([]byte, o.size)})
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return func(worker int) call {
+		if o.async {
+			return asyncSender(producers[worker%len(producers)], o)
+		}
+		return sender(producers, worker, o)
+	}, nil
+}
+
 // sender returns the call of one producer.
-func sender(p *client.Producer, o benchOptions) call {
+func sender(producers []*client.Producer, worker int, o benchOptions) call {
 	body := make([]byte, o.size)
+	next := worker * len(producers) / max(o.producers, 1) // they start far from each other
+	turn := func() *client.Producer {
+		next++
+		return producers[next%len(producers)]
+	}
 	if o.batch == 1 {
 		m := &client.Message{Body: body}
 		return func(ctx context.Context) (int, error) {
-			_, err := p.Send(ctx, m)
+			_, err := turn().Send(ctx, m)
 			return 1, err
 		}
 	}
@@ -143,31 +231,100 @@ func sender(p *client.Producer, o benchOptions) call {
 		batch[i] = &client.Message{Body: body}
 	}
 	return func(ctx context.Context) (int, error) {
-		_, err := p.SendBatch(ctx, batch)
+		_, err := turn().SendBatch(ctx, batch)
 		return len(batch), err
+	}
+}
+
+// asyncWindow is how many messages of a producer are under way at most.
+const asyncWindow = 1000
+
+// asyncSender returns the call of one producer that does not wait for answers: it sends a message when there is room for one,
+// and returns how many were answered since.
+func asyncSender(p *client.Producer, o benchOptions) call {
+	m := &client.Message{Body: make([]byte, o.size)}
+	room := make(chan struct{}, asyncWindow)
+	var answered atomic.Int64
+	var failed atomic.Pointer[error]
+	done := func(_ client.Receipt, err error) {
+		if err != nil {
+			failed.CompareAndSwap(nil, &err)
+		}
+		answered.Add(1)
+		<-room
+	}
+	return func(ctx context.Context) (int, error) {
+		select {
+		case room <- struct{}{}:
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+		if err := failed.Load(); err != nil {
+			<-room
+			return 0, *err
+		}
+		p.SendAsync(ctx, m, done)
+		return int(answered.Swap(0)), nil
 	}
 }
 
 func benchProduce(ctx context.Context, o benchOptions) (benchResult, error) {
 	return benchBroker(ctx, o, "broker", func(ctx context.Context, c *client.Client, b *brokerUnderTest) (loadResult, error) {
-		p, err := c.Producer(benchTopic)
+		send, err := senders(ctx, c, o)
 		if err != nil {
 			return loadResult{}, err
 		}
-		return load{workers: o.producers, warmUp: o.warmUp, duration: o.duration, progress: o.progress}.run(ctx, func(int) call { return sender(p, o) }, b.meter.mark)
+		return load{workers: o.producers, warmUp: o.warmUp, duration: o.duration, progress: o.progress}.run(ctx, send, b.meter.mark)
+	})
+}
+
+// benchFill stores messages until there are enough. With one topic a group stands at its beginning.
+func benchFill(ctx context.Context, o benchOptions) (benchResult, error) {
+	return benchBroker(ctx, o, "broker", func(ctx context.Context, c *client.Client, b *brokerUnderTest) (loadResult, error) {
+		if !o.nobody {
+			g, err := c.Consumer(benchTopic, client.Group(benchGroup), client.Start(client.FromBeginning))
+			if err == nil {
+				err = g.Subscribe(ctx)
+			}
+			if err != nil {
+				return loadResult{}, err
+			}
+		}
+		send, err := senders(ctx, c, o)
+		if err != nil {
+			return loadResult{}, err
+		}
+		begin := time.Now()
+		var stored atomic.Int64
+		var wg sync.WaitGroup
+		errs := make([]error, o.producers)
+		b.meter.mark(true)
+		for i := range errs {
+			one := send(i)
+			wg.Go(func() {
+				for errs[i] == nil && stored.Load() < int64(o.messages) {
+					var n int
+					n, errs[i] = one(ctx)
+					o.progress.set(stored.Add(int64(n)), int64(o.messages))
+				}
+			})
+		}
+		wg.Wait()
+		b.meter.mark(false)
+		return loadResult{messages: stored.Load(), latency: newLatency(), elapsed: time.Since(begin)}, errors.Join(errs...)
 	})
 }
 
 // benchConsume stores messages first, as many as the producers can in the time of the measurement, then drains them.
 func benchConsume(ctx context.Context, o benchOptions) (benchResult, error) {
 	return benchBroker(ctx, o, "broker", func(ctx context.Context, c *client.Client, b *brokerUnderTest) (loadResult, error) {
-		p, err := c.Producer(benchTopic)
+		fill := o
+		fill.batch = min(100, max(1, (1<<20)/o.size))
+		send, err := senders(ctx, c, fill)
 		if err != nil {
 			return loadResult{}, err
 		}
-		fill := o
-		fill.batch = min(100, max(1, (1<<20)/o.size))
-		stored, err := load{workers: 8, duration: o.duration, progress: o.progress}.run(ctx, func(int) call { return sender(p, fill) }, func(bool) {})
+		stored, err := load{workers: 8, duration: o.duration, progress: o.progress}.run(ctx, send, func(bool) {})
 		if err != nil {
 			return loadResult{}, err
 		}
@@ -193,7 +350,7 @@ func benchConsume(ctx context.Context, o benchOptions) (benchResult, error) {
 // benchEndToEnd reports the messages consumed; latency is that of the producers' calls.
 func benchEndToEnd(ctx context.Context, o benchOptions) (benchResult, error) {
 	return benchBroker(ctx, o, "broker", func(ctx context.Context, c *client.Client, b *brokerUnderTest) (loadResult, error) {
-		p, err := c.Producer(benchTopic)
+		send, err := senders(ctx, c, o)
 		if err != nil {
 			return loadResult{}, err
 		}
@@ -202,7 +359,7 @@ func benchEndToEnd(ctx context.Context, o benchOptions) (benchResult, error) {
 			return loadResult{}, err
 		}
 		b.meter.consumed = g.count.Load
-		r, err := load{workers: o.producers, warmUp: o.warmUp, duration: o.duration, progress: o.progress}.run(ctx, func(int) call { return sender(p, o) }, b.meter.mark)
+		r, err := load{workers: o.producers, warmUp: o.warmUp, duration: o.duration, progress: o.progress}.run(ctx, send, b.meter.mark)
 		return r, errors.Join(err, g.stop())
 	})
 }
@@ -244,9 +401,14 @@ type consumers struct {
 func startConsumers(ctx context.Context, c *client.Client, o benchOptions, start client.StartAt) (*consumers, error) {
 	g := &consumers{}
 	ctx, g.cancel = context.WithCancel(ctx)
-	for range o.consumers {
+	for i := range o.consumers {
 		m, err := c.Consumer(benchTopic, client.Group(benchGroup), client.Start(start), client.Batch(100),
 			client.Concurrency(max(1, o.partitions/o.consumers)))
+		if err == nil && i == 0 && o.parallel {
+			if err = m.Subscribe(ctx); err == nil {
+				_, err = c.AlterGroup(ctx, benchTopic, benchGroup, client.GroupPolicy{Parallel: true}, "jmq bench --parallel")
+			}
+		}
 		if err != nil {
 			g.cancel()
 			return nil, err

@@ -34,6 +34,7 @@ type result struct {
 	SyncsPerSec     float64 `json:"syncsPerSecond"`
 	CPUUsPerMessage float64 `json:"cpuUsPerMessage"`
 	RSSPeakBytes    float64 `json:"rssPeakBytes"`
+	Messages        float64 `json:"messages"`
 }
 
 type row struct {
@@ -54,6 +55,7 @@ func main() {
 	warmUp := flag.Duration("warm-up", time.Second, "load before measuring")
 	only := flag.String("rows", "", "only these rows, by comma: 1x1,64x1")
 	data := flag.String("data", "", "folder on the disk to measure (default: temporary)")
+	inFull := flag.Bool("full", false, "the rows of make bench-full instead: backlog, topics")
 	smoke := flag.Bool("smoke", false, "one short round of every row: shows that it runs, measures nothing")
 	flag.Parse()
 	if *smoke {
@@ -61,6 +63,17 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
+	if *inFull {
+		size := fullReal
+		if *smoke {
+			size = fullSmoke
+		}
+		if err := runFull(ctx, *binary, *out, *data, *only, size, *smoke); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	if err := run(ctx, *binary, *out, *data, *only, *repeats, *duration, *warmUp, *smoke); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)

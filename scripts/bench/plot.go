@@ -50,3 +50,42 @@ func plot(name string, chosen []row, results map[string]map[string][]result) err
 `, x+10, top+height+34, x, legend, lines.String(), bars.String())
 	return os.WriteFile(name, []byte(svg), 0o644)
 }
+
+// plotFull draws each figure with a goal as a bar: how far it is from its goal, which is the line at 1; above it is good. The
+// thin line is the interval.
+func plotFull(name string, lines []line) error {
+	const left, top, row, width = 520, 40, 26, 420
+	most := 2.0
+	var goals []line
+	for _, l := range lines {
+		if l.Goal != 0 && len(l.Samples) > 0 {
+			goals = append(goals, l)
+		}
+	}
+	share := func(l line, v float64) float64 {
+		if l.AtMost {
+			return l.Goal / max(v, l.Goal/100)
+		}
+		return v / l.Goal
+	}
+	x := func(v float64) float64 { return left + width*min(v, most)/most }
+	colours := map[string]string{"reached": "#3f9b5b", "missed": "#c43b3b", "not decided": "#d9a62b"}
+	escape := strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;")
+	var bars strings.Builder
+	for i, l := range goals {
+		y := top + i*row
+		fmt.Fprintf(&bars, `<text x="%d" y="%d" text-anchor="end">%s</text>`+"\n", left-8, y+15, escape.Replace(l.What))
+		fmt.Fprintf(&bars, `<rect x="%d" y="%d" width="%.1f" height="%d" fill="%s"><title>%s %s, %s</title></rect>`+"\n",
+			left, y+3, x(share(l, l.Mid))-left, row-10, colours[l.verdict()], figure(l.Mid), l.Unit, l.verdict())
+		fmt.Fprintf(&bars, `<line x1="%.1f" x2="%.1f" y1="%d" y2="%d" stroke="#333"/>`+"\n", x(share(l, l.Low)), x(share(l, l.High)), y+11, y+11)
+		fmt.Fprintf(&bars, `<text x="%d" y="%d">%s %s</text>`+"\n", left+width+10, y+15, figure(l.Mid), l.Unit)
+	}
+	height := top + len(goals)*row + 20
+	svg := fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="12">
+<rect width="100%%" height="100%%" fill="white"/>
+<text x="%d" y="22">share of the goal; the line is the goal, beyond it is good</text>
+%s<line x1="%.1f" x2="%.1f" y1="%d" y2="%d" stroke="black" stroke-dasharray="4 3"/>
+</svg>
+`, left+width+140, height, left, bars.String(), x(1), x(1), top-6, height-14)
+	return os.WriteFile(name, []byte(svg), 0o644)
+}

@@ -1,0 +1,540 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/mattn/go-isatty"
+)
+
+// The rows of make bench-full measure what a store is after years: a large backlog, many topics, recycled segments, a restart.
+// Two cases that are compared run on two brokers that are both up, in pairs, each first in every other pair; what counts is the
+// median of the pairs' ratios, with its 95 % interval. An interval that holds the goal decides nothing, and the table says so.
+
+// full is one run of such rows.
+type full struct {
+	binary, out, data string
+	size              fullSize
+	lines             []line
+	step              func(what string)
+}
+
+// fullSize says how much is measured.
+type fullSize struct {
+	pairs, fewPairs int           // of sends; of what takes longer
+	time, warmUp    time.Duration // of one measurement
+	backlog         int           // messages
+	backlogBody     int           // bytes of each
+	topics          []int
+	journal         int64 // bytes, for the restart
+	restarts        int
+	segment         int64 // of the broker whose segments are recycled; it may keep 16 of them
+}
+
+var (
+	fullReal  = fullSize{20, 7, 1200 * time.Millisecond, 300 * time.Millisecond, 10_000_000, 100, []int{1000, 10_000}, 10 << 30, 3, 64 << 20}
+	fullSmoke = fullSize{1, 1, 150 * time.Millisecond, 50 * time.Millisecond, 20_000, 100, []int{20, 50}, 4 << 20, 1, 1 << 20}
+)
+
+// partitionsOfMany is how many partitions each of many topics has.
+const partitionsOfMany = 4
+
+var fullRows = []struct {
+	name string
+	run  func(*full, context.Context) error
+}{{"backlog", (*full).backlog}, {"topics", (*full).topics}}
+
+// line is one figure of the table.
+type line struct {
+	Row, What string
+	Unit      string
+	Base, Got float64   // medians of what is compared; Base 0: nothing is
+	Samples   []float64 // of the figure: ratios Got/Base, or values
+	Low, Mid  float64   // the median with its interval
+	High      float64
+	Goal      float64 // 0: for information
+	AtMost    bool    // the goal is a bound from above
+}
+
+func newLine(row, what, unit string, samples []float64) line {
+	l := line{Row: row, What: what, Unit: unit, Samples: samples}
+	l.Low, l.Mid, l.High = interval(samples)
+	return l
+}
+
+func (l line) atLeast(goal float64) line { l.Goal = goal; return l }
+func (l line) atMost(goal float64) line  { l.Goal, l.AtMost = goal, true; return l }
+
+// interval is the median with its 95 % interval, by the ranks that a coin's tosses would give; of fewer than six samples it is
+// all of them.
+func interval(samples []float64) (low, mid, high float64) {
+	s := slices.Sorted(slices.Values(samples))
+	n := len(s)
+	if n == 0 {
+		return math.NaN(), math.NaN(), math.NaN()
+	}
+	mid = s[n/2]
+	if n%2 == 0 {
+		mid = (s[n/2-1] + s[n/2]) / 2
+	}
+	rank := 0
+	if n >= 6 {
+		rank = max(int((float64(n)-1.96*math.Sqrt(float64(n)))/2), 0)
+	}
+	return s[rank], mid, s[n-1-rank]
+}
+
+func (l line) verdict() string {
+	switch {
+	case l.Goal == 0:
+		return ""
+	case l.AtMost && l.High <= l.Goal, !l.AtMost && l.Low >= l.Goal:
+		return "reached"
+	case l.AtMost && l.Low > l.Goal, !l.AtMost && l.High < l.Goal:
+		return "missed"
+	}
+	return "not decided"
+}
+
+func runFull(ctx context.Context, binary, out, data, rows string, size fullSize, smoke bool) error {
+	if _, err := os.Stat(binary); err != nil {
+		return fmt.Errorf("no binary to measure: %w; run make build first", err)
+	}
+	var chosen []string
+	var known []string
+	for _, r := range fullRows {
+		known = append(known, r.name)
+	}
+	if chosen = known; rows != "" {
+		chosen = strings.Split(rows, ",")
+	}
+	for _, name := range chosen {
+		if !slices.Contains(known, name) {
+			return fmt.Errorf("no row %q: there are %s", name, strings.Join(known, ", "))
+		}
+	}
+	data, err := os.MkdirTemp(data, "jmq-bench-full-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(data)
+	if data, err = filepath.EvalSymlinks(data); err != nil {
+		return err
+	}
+	begin, quiet, busyBefore := time.Now(), loadAverage(), cpuOfAll()
+	f := &full{binary: binary, out: out, data: data, size: size}
+	terminal := isatty.IsTerminal(os.Stderr.Fd())
+	f.step = func(what string) {
+		at := time.Since(begin).Round(time.Second)
+		if terminal {
+			fmt.Fprintf(os.Stderr, "\r\x1b[K%4v  %s", at, what)
+		} else if !smoke {
+			fmt.Fprintf(os.Stderr, "%4v  %s\n", at, what)
+		}
+	}
+	for _, r := range fullRows {
+		if !slices.Contains(chosen, r.name) {
+			continue
+		}
+		if err := r.run(f, ctx); err != nil {
+			return fmt.Errorf("%s: %w", r.name, err)
+		}
+	}
+	if terminal {
+		fmt.Fprint(os.Stderr, "\r\x1b[K")
+	}
+	busy := cpuOfAll() - busyBefore
+	var text bytes.Buffer
+	fmt.Fprintf(&text, "%s, %d CPUs, load average %.2f at the start; %d pairs of %v; all CPUs were busy %.0f %% of %v\n", begin.Format(time.DateTime), cpus(), quiet,
+		size.pairs, size.time, 100*busy.Seconds()/time.Since(begin).Seconds()/float64(cpus()), time.Since(begin).Round(time.Second))
+	if quiet > 0.7 {
+		fmt.Fprintln(&text, "The machine was NOT quiet at the start: trust ratios only, and those with care.")
+	}
+	t := table.NewWriter()
+	t.SetOutputMirror(&text)
+	t.AppendHeader(table.Row{"row", "what", "median", "95 % interval", "n", "goal", "verdict", "of", "to"})
+	last := ""
+	for _, l := range f.lines {
+		if last != "" && last != l.Row {
+			t.AppendSeparator()
+		}
+		last = l.Row
+		goal := ""
+		if l.Goal != 0 {
+			goal = map[bool]string{true: "<= ", false: ">= "}[l.AtMost] + figure(l.Goal) + " " + l.Unit
+		}
+		of, to := "", ""
+		if l.Base != 0 {
+			of, to = figure(l.Got), figure(l.Base)
+		}
+		verdict := l.verdict()
+		if smoke {
+			verdict = ""
+		}
+		t.AppendRow(table.Row{l.Row, l.What, figure(l.Mid) + " " + l.Unit, figure(l.Low) + " to " + figure(l.High), len(l.Samples), goal, verdict, of, to})
+	}
+	t.Render()
+	if smoke {
+		fmt.Fprintln(&text, "A smoke run: it shows that every row runs; its figures mean nothing.")
+	}
+	fmt.Print(text.String())
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return err
+	}
+	raw, err := json.MarshalIndent(f.lines, "", "  ")
+	if err != nil {
+		return err
+	}
+	return errors.Join(os.WriteFile(filepath.Join(out, "full.txt"), text.Bytes(), 0o644), os.WriteFile(filepath.Join(out, "full.json"), raw, 0o644),
+		plotFull(filepath.Join(out, "full.svg"), f.lines))
+}
+
+// figure keeps to three digits or so.
+func figure(v float64) string {
+	switch a := math.Abs(v); {
+	case math.IsNaN(v):
+		return "-"
+	case a >= 1000:
+		return humanize.Comma(int64(math.Round(v)))
+	case a >= 100 || v == math.Trunc(v):
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	case a >= 10:
+		return strconv.FormatFloat(v, 'f', 1, 64)
+	}
+	return strconv.FormatFloat(v, 'f', 3, 64)
+}
+
+func (f *full) add(l line) { f.lines = append(f.lines, l) }
+
+// bench runs jmq bench with the flags, against a server or, with nil, one of its own.
+func (f *full) bench(ctx context.Context, s *server, command string, flags ...string) (result, error) {
+	args := append([]string{"bench", command, "--json", "--quiet", "--data", filepath.Join(f.data, "own")}, flags...)
+	if s != nil {
+		args = append(args, "--address", s.wire)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, f.binary, args...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return result{}, fmt.Errorf("jmq %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	var got result
+	if err := json.Unmarshal(stdout.Bytes(), &got); err != nil {
+		return result{}, fmt.Errorf("read the output of jmq bench: %w", err)
+	}
+	return got, nil
+}
+
+func (f *full) timed(flags ...string) []string {
+	return append([]string{"--time", f.size.time.String(), "--warm-up", f.size.warmUp.String()}, flags...)
+}
+
+// measured is one side of a pair.
+type measured func() (float64, error)
+
+// pairs measures both sides n times, each first in every other pair, and returns got/base of each pair.
+func (f *full) pairs(what string, n int, base, got measured) (l line, err error) {
+	var ratios, bases, gots []float64
+	for i := range n {
+		f.step(fmt.Sprintf("%s: pair %d of %d", what, i+1, n))
+		var b, g float64
+		if i%2 == 0 {
+			if b, err = base(); err == nil {
+				g, err = got()
+			}
+		} else if g, err = got(); err == nil {
+			b, err = base()
+		}
+		if err != nil {
+			return l, err
+		}
+		if b == 0 {
+			return l, fmt.Errorf("%s: nothing was measured", what)
+		}
+		bases, gots, ratios = append(bases, b), append(gots, g), append(ratios, g/b)
+	}
+	l = newLine("", what, "x", ratios)
+	_, l.Base, _ = interval(bases)
+	_, l.Got, _ = interval(gots)
+	return l, nil
+}
+
+// rate returns a side that produces, and adds up what that cost the server's processor.
+func (f *full) rate(ctx context.Context, s *server, cost *cost, command string, flags ...string) measured {
+	return func() (float64, error) {
+		before, err := s.cpu()
+		if err != nil {
+			return 0, err
+		}
+		r, err := f.bench(ctx, s, command, flags...)
+		if err != nil {
+			return 0, err
+		}
+		after, err := s.cpu()
+		if err != nil {
+			return 0, err
+		}
+		// The time includes the warm-up's, so the messages must too: at the same rate.
+		messages := r.MessagesPerSec * (f.size.time + f.size.warmUp).Seconds()
+		if messages > 0 {
+			*cost = append(*cost, float64((after-before).Microseconds())/messages)
+		}
+		return r.MessagesPerSec, nil
+	}
+}
+
+// cost is CPU microseconds a message, one value a measurement.
+type cost []float64
+
+func (f *full) addCost(row, what string, got, base cost) {
+	ratios := make([]float64, min(len(got), len(base)))
+	for i := range ratios {
+		ratios[i] = got[i] / max(base[i], 0.001)
+	}
+	l := newLine(row, what, "x", ratios)
+	_, l.Got, _ = interval(got)
+	_, l.Base, _ = interval(base)
+	f.add(l)
+}
+
+// startServer starts a broker on a new folder.
+func (f *full) startServer(ctx context.Context, name string, flags ...string) (*server, error) {
+	s, err := newServer(f.binary, f.data, name, flags...)
+	if err == nil {
+		_, err = s.start(ctx)
+	}
+	return s, err
+}
+
+// backlog: producing beside a large backlog, its memory; sends that do not wait, parallel consumption, and what recycled
+// segments cost the disk.
+func (f *full) backlog(ctx context.Context) error {
+	const row = "backlog"
+	full, err := f.startServer(ctx, "backlog")
+	if err != nil {
+		return err
+	}
+	defer full.drop()
+	plain, err := f.startServer(ctx, "plain")
+	if err != nil {
+		return err
+	}
+	defer plain.drop()
+	n := humanize.Comma(int64(f.size.backlog))
+	f.step(fmt.Sprintf("%s messages of %d bytes as a backlog", n, f.size.backlogBody))
+	filled, err := f.bench(ctx, full, "fill", "--messages", strconv.Itoa(f.size.backlog), "--size", strconv.Itoa(f.size.backlogBody), "--batch", "1000", "--producers", "8")
+	if err != nil {
+		return err
+	}
+	f.add(newLine(row, fmt.Sprintf("filling: %s messages of %d bytes, 8 producers, batches of 1,000", n, f.size.backlogBody), "messages/s", []float64{filled.MessagesPerSec}))
+	var fullCost, plainCost cost
+	l, err := f.pairs("64x1 with a backlog of "+n+" messages, to without", f.size.pairs,
+		f.rate(ctx, plain, &plainCost, "produce", f.timed()...), f.rate(ctx, full, &fullCost, "produce", f.timed()...))
+	if err != nil {
+		return err
+	}
+	l.Row = row
+	f.add(l.atLeast(0.95))
+	f.addCost(row, "the same, broker CPU us a message", fullCost, plainCost)
+	now, peak, err := full.rss()
+	if err != nil {
+		return err
+	}
+	f.add(newLine(row, "resident memory of the broker with the backlog, at most", "MiB", []float64{float64(peak) / (1 << 20)}).atMost(300))
+	f.add(newLine(row, "the same, at the end", "MiB", []float64{float64(now) / (1 << 20)}))
+	full.drop()
+
+	var none cost
+	l, err = f.pairs("8 producers that do not wait for answers, to 8x100", f.size.fewPairs,
+		f.rate(ctx, plain, &none, "produce", f.timed("--producers", "8", "--batch", "100")...),
+		f.rate(ctx, plain, &none, "produce", f.timed("--producers", "8", "--async")...))
+	if err != nil {
+		return err
+	}
+	l.Row = row
+	f.add(l.atLeast(0.8))
+	plain.drop()
+
+	consume := func(flags ...string) measured {
+		return func() (float64, error) {
+			r, err := f.bench(ctx, nil, "consume", f.timed(flags...)...)
+			return r.MessagesPerSec, err
+		}
+	}
+	if l, err = f.pairs("consuming in parallel, to in order", f.size.fewPairs, consume(), consume("--parallel")); err != nil {
+		return err
+	}
+	l.Row = row
+	f.add(l.atLeast(0.7))
+	return f.device(ctx, row)
+}
+
+// device measures what the broker writes for each byte of a body, on recycled segments and on new ones.
+func (f *full) device(ctx context.Context, row string) error {
+	const body = 1024
+	segment := strconv.FormatInt(f.size.segment, 10)
+	keep := 16 * f.size.segment
+	measure := func(s *server, what string) (float64, error) {
+		f.step(what)
+		before, err := s.writeBytes()
+		if err != nil {
+			return 0, err
+		}
+		r, err := f.bench(ctx, s, "produce", "--time", (2 * f.size.time).String(), "--warm-up", "0s")
+		if err != nil {
+			return 0, err
+		}
+		after, err := s.writeBytes()
+		return float64(after-before) / (float64(r.Messages) * body), err
+	}
+	recycled, err := f.startServer(ctx, "recycled", "--broker.journal.segmentBytesMax", segment, "--broker.store.bytesMax", strconv.FormatInt(keep, 10), "--broker.retention.every", "200ms")
+	if err != nil {
+		return err
+	}
+	defer recycled.drop()
+	f.step("filling until segments are recycled")
+	if _, err := f.bench(ctx, recycled, "fill", "--messages", strconv.FormatInt(keep*3/2/body, 10), "--batch", "100", "--producers", "1", "--nobody"); err != nil {
+		return err
+	}
+	fresh, err := f.startServer(ctx, "fresh", "--broker.journal.segmentBytesMax", segment)
+	if err != nil {
+		return err
+	}
+	defer fresh.drop()
+	var ofRecycled, ofFresh, zeroes []float64
+	for i := range f.size.fewPairs {
+		r, err := measure(recycled, fmt.Sprintf("device bytes on recycled segments: %d of %d", i+1, f.size.fewPairs))
+		if err != nil {
+			return err
+		}
+		n, err := measure(fresh, fmt.Sprintf("device bytes on new segments: %d of %d", i+1, f.size.fewPairs))
+		if err != nil {
+			return err
+		}
+		ofRecycled, ofFresh, zeroes = append(ofRecycled, r), append(ofFresh, n), append(zeroes, n-r)
+	}
+	f.add(newLine(row, "device bytes for each byte of a body, 64x1, recycled segments", "x", ofRecycled).atMost(1.3))
+	f.add(newLine(row, "the same, new segments", "x", ofFresh))
+	f.add(newLine(row, "of that, zeroes that prepare a new segment", "x", zeroes))
+	return nil
+}
+
+// topics: producing to many topics, the files that takes, and a restart with many partitions and a long journal.
+func (f *full) topics(ctx context.Context) error {
+	const row = "topics"
+	partitions := strconv.Itoa(partitionsOfMany)
+	for i, n := range f.size.topics {
+		many, err := f.startServer(ctx, fmt.Sprintf("topics-%d", n))
+		if err != nil {
+			return err
+		}
+		defer many.drop()
+		one, err := f.startServer(ctx, fmt.Sprintf("one-%d", n))
+		if err != nil {
+			return err
+		}
+		defer one.drop()
+		count := humanize.Comma(int64(n))
+		f.step("making " + count + " topics")
+		all := []string{"--topics", strconv.Itoa(n), "--partitions", partitions}
+		if _, err := f.bench(ctx, many, "fill", append(all, "--messages", strconv.Itoa(4*n))...); err != nil {
+			return err
+		}
+		for _, load := range []struct {
+			name  string
+			flags []string
+		}{{"64x1", nil}, {"8x100", []string{"--producers", "8", "--batch", "100"}}} {
+			var ofOne, ofMany cost
+			l, err := f.pairs(fmt.Sprintf("%s to %s topics of %d partitions, to one topic", load.name, count, partitionsOfMany), f.size.pairs,
+				f.rate(ctx, one, &ofOne, "produce", f.timed(append(load.flags, "--partitions", partitions)...)...),
+				f.rate(ctx, many, &ofMany, "produce", f.timed(append(load.flags, all...)...)...))
+			if err != nil {
+				return err
+			}
+			l.Row = row
+			f.add(l.atLeast(0.9))
+			f.addCost(row, "the same, broker CPU us a message", ofMany, ofOne)
+		}
+		one.drop()
+		open, err := many.openIn("index")
+		if err != nil {
+			return err
+		}
+		_, peak, err := many.rss()
+		if err != nil {
+			return err
+		}
+		f.add(newLine(row, "index files open with "+count+" topics", "files", []float64{float64(open)}).atMost(2000))
+		f.add(newLine(row, "resident memory with "+count+" topics, at most", "MiB", []float64{float64(peak) / (1 << 20)}).atMost(300))
+		if i < len(f.size.topics)-1 {
+			many.drop()
+			continue
+		}
+		if err := f.restart(ctx, row, many, n, all); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restart kills the broker while it takes sends, and measures until it serves again.
+func (f *full) restart(ctx context.Context, row string, s *server, topics int, flags []string) error {
+	const body = 1024
+	have, _, err := s.folder("journal")
+	if err != nil {
+		return err
+	}
+	if missing := f.size.journal - have; missing > 0 {
+		f.step(fmt.Sprintf("filling the journal to %s", humanize.IBytes(uint64(f.size.journal))))
+		fill := append([]string{"--messages", strconv.FormatInt(missing/body, 10), "--batch", "100", "--producers", "8"}, flags...)
+		if _, err := f.bench(ctx, s, "fill", fill...); err != nil {
+			return err
+		}
+	}
+	var took []float64
+	for i := range f.size.restarts {
+		f.step(fmt.Sprintf("kill and restart %d of %d", i+1, f.size.restarts))
+		loading, stop := context.WithCancel(ctx)
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, _ = f.bench(loading, s, "produce", append([]string{"--time", "1h", "--warm-up", "0s"}, flags...)...) // it is killed with its broker
+		}()
+		time.Sleep(f.size.time + 2*time.Second*time.Duration(min(topics/1000, 1)))
+		s.kill()
+		stop()
+		<-ended
+		d, err := s.start(ctx)
+		if err != nil {
+			return err
+		}
+		took = append(took, d.Seconds())
+	}
+	size, files, err := s.folder("journal")
+	if err != nil {
+		return err
+	}
+	_, indexFiles, err := s.folder("index")
+	if err != nil {
+		return err
+	}
+	f.add(newLine(row, fmt.Sprintf("restart after a kill under load, %s of journal in %d files, %s partitions, %d index files", humanize.IBytes(uint64(size)), files,
+		humanize.Comma(int64(topics*partitionsOfMany)), indexFiles), "s", took).atMost(2))
+	return nil
+}

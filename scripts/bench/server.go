@@ -1,0 +1,197 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// server is a broker of the benchmark's own, on a folder and ports that stay the same over its lives. It belongs to the
+// goroutine that calls it.
+type server struct {
+	binary, dir string
+	wire, admin string
+	flags       []string
+	cmd         *exec.Cmd
+	stderr      bytes.Buffer
+	ended       chan struct{}
+}
+
+const serverReadyWithin = 2 * time.Minute
+
+func newServer(binary, parent, name string, flags ...string) (*server, error) {
+	s := &server{dir: filepath.Join(parent, name), flags: flags}
+	var err error
+	if s.binary, err = filepath.Abs(binary); err == nil {
+		if s.wire, err = freeAddress(); err == nil {
+			s.admin, err = freeAddress()
+		}
+	}
+	return s, err
+}
+
+func freeAddress() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
+}
+
+// start returns how long it took until the broker served.
+func (s *server) start(ctx context.Context) (time.Duration, error) {
+	args := append([]string{"run", "broker", "--data", s.dir, "--broker.wire.listen", s.wire, "--broker.admin.listen", s.admin, "--log.level", "warn"}, s.flags...)
+	s.cmd = exec.Command(s.binary, args...)
+	s.cmd.Stderr = &s.stderr
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the benchmark, which then stops it
+	s.cmd.Dir = filepath.Dir(s.dir)                         // so that no jmq.yaml of the caller is read
+	for _, e := range os.Environ() {
+		if !strings.HasPrefix(e, "JMQ_") {
+			s.cmd.Env = append(s.cmd.Env, e)
+		}
+	}
+	begin := time.Now()
+	if err := s.cmd.Start(); err != nil {
+		return 0, err
+	}
+	s.ended = make(chan struct{})
+	go func() { // ends with the process; kill and stop wait for it
+		_ = s.cmd.Wait() // how it ended is seen by who waits for it
+		close(s.ended)
+	}()
+	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	for {
+		if r, err := client.Get("http://" + s.admin + "/readyz"); err == nil {
+			r.Body.Close()
+			if r.StatusCode == http.StatusOK {
+				return time.Since(begin), nil
+			}
+		}
+		select {
+		case <-s.ended:
+			return 0, fmt.Errorf("the broker ended at its start: %s", strings.TrimSpace(s.stderr.String()))
+		case <-ctx.Done():
+			s.kill()
+			return 0, ctx.Err()
+		case <-time.After(5 * time.Millisecond):
+		}
+		if time.Since(begin) > serverReadyWithin {
+			s.kill()
+			return 0, fmt.Errorf("the broker was not ready within %v: %s", serverReadyWithin, strings.TrimSpace(s.stderr.String()))
+		}
+	}
+}
+
+// kill is SIGKILL.
+func (s *server) kill() {
+	if s.cmd == nil {
+		return
+	}
+	_ = s.cmd.Process.Kill() // it may have ended, and is waited for in any case
+	<-s.ended
+	s.cmd = nil
+}
+
+// drop kills the server and removes its folder.
+func (s *server) drop() {
+	s.kill()
+	_ = os.RemoveAll(s.dir) // the folder above goes at the end too
+}
+
+// proc reads the number behind key in /proc/PID/file.
+func (s *server) proc(file, key string) (int64, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", s.cmd.Process.Pid, file))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if rest, ok := strings.CutPrefix(line, key); ok {
+			return strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
+		}
+	}
+	return 0, fmt.Errorf("no %s in /proc/%d/%s", key, s.cmd.Process.Pid, file)
+}
+
+// rss is the resident memory in bytes: now, and the most that it ever was.
+func (s *server) rss() (now, peak int64, err error) {
+	if now, err = s.proc("status", "VmRSS:"); err == nil {
+		peak, err = s.proc("status", "VmHWM:")
+	}
+	return now << 10, peak << 10, err
+}
+
+// writeBytes is what the process had written to the storage layer.
+func (s *server) writeBytes() (int64, error) { return s.proc("io", "write_bytes:") }
+
+// cpu is what the process used: user and system.
+func (s *server) cpu() (time.Duration, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.cmd.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(b), ") ")
+	fields := strings.Fields(rest)
+	if len(fields) < 14 {
+		return 0, errors.New("/proc/PID/stat is too short")
+	}
+	ticks := int64(0)
+	for _, f := range fields[11:13] {
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond, nil // USER_HZ is 100 on every Linux that Go runs on
+}
+
+// openIn counts the files that the process has open below a part of its folder.
+func (s *server) openIn(part string) (int, error) {
+	folder := fmt.Sprintf("/proc/%d/fd", s.cmd.Process.Pid)
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	for _, e := range entries {
+		target, err := os.Readlink(filepath.Join(folder, e.Name()))
+		if err == nil && strings.HasPrefix(target, filepath.Join(s.dir, part)+"/") {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// folder counts the bytes and the files below a part of the data folder.
+func (s *server) folder(part string) (size int64, files int, err error) {
+	err = filepath.WalkDir(filepath.Join(s.dir, part), func(_ string, d os.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			info, err := d.Info()
+			if err == nil {
+				size += info.Size()
+				files++
+			}
+			return ignoreGone(err)
+		}
+		return ignoreGone(err)
+	})
+	return size, files, err
+}
+
+func ignoreGone(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
