@@ -29,13 +29,13 @@ type retain struct {
 }
 
 const (
-	retainEvery   = 100 * time.Millisecond // a pass of the broker's retention
+	retainEvery   = 20 * time.Millisecond // a pass of the broker's retention
 	headerPadding = "padding"
 )
 
 func newRetain(small bool) *retain {
 	if small {
-		return &retain{segment: 256 << 10, limit: 4 << 20, padding: 2 << 10}
+		return &retain{segment: 256 << 10, limit: 8 << 20, padding: 4 << 10}
 	}
 	return &retain{segment: 1 << 20, limit: 32 << 20, padding: 1 << 10}
 }
