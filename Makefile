@@ -52,7 +52,7 @@ test: deps check
 	$(MAKE) build .bin/demo
 	.bin/demo -jmq ./jmq -small
 	$(GO) run ./scripts/bench -smoke
-	$(GO) run ./scripts/bench -full -smoke
+	$(GO) run ./scripts/bench -full -smoke -rows topics
 
 bench: build
 	$(GO) run ./scripts/bench

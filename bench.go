@@ -189,7 +189,7 @@ and removed afterwards, and its CPU and memory are measured too.`,
 	for _, name := range []string{"produce", "fill"} {
 		flagsOf(name).IntVar(&o.topics, "topics", 1, "topics, each with --partitions, that producers send to one after the other")
 	}
-	flagsOf("produce").BoolVar(&o.async, "async", false, "producers do not wait for answers; up to 1,000 messages of each are under way")
+	flagsOf("produce").BoolVar(&o.async, "async", false, "producers do not wait for answers; up to 1,000 messages of each are under way, and latencies are those of the calls")
 	flagsOf("fill").BoolVar(&o.nobody, "nobody", false, "no group has to consume them")
 	flagsOf("fill").IntVar(&o.messages, "messages", 1_000_000, "how many messages to store at least")
 	flagsOf("consume").BoolVar(&o.parallel, "parallel", false, "several consumers at a time in one partition")

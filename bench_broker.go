@@ -179,7 +179,7 @@ func makeTopics(ctx context.Context, c *client.Client, o benchOptions) error {
 }
 
 // senders returns the call of each producer. With more topics than one each call takes the next topic, and every topic has
-// got one message before.
+// got one message before; with async each producer stays with one.
 func senders(ctx context.Context, c *client.Client, o benchOptions) (func(worker int) call, error) {
 	names := o.topicNames()
 	producers := make([]*client.Producer, len(names))
@@ -203,12 +203,18 @@ func senders(ctx context.Context, c *client.Client, o benchOptions) (func(worker
 			return nil, err
 		}
 	}
-	return func(worker int) call {
-		if o.async {
-			return asyncSender(producers[worker%len(producers)], o)
+	if !o.async {
+		return func(worker int) call { return sender(producers, worker, o) }, nil
+	}
+	own := make([]*client.Producer, o.producers) // each has a buffer of its own
+	for i := range own {
+		p, err := c.Producer(names[i%len(names)])
+		if err != nil {
+			return nil, err
 		}
-		return sender(producers, worker, o)
-	}, nil
+		own[i] = p
+	}
+	return func(worker int) call { return asyncSender(own[worker], o) }, nil
 }
 
 // sender returns the call of one producer.
