@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
+	"github.com/jmqio/jmq/server/dispatch"
 	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/offset"
 	"github.com/jmqio/jmq/server/planted"
@@ -52,10 +54,58 @@ func (b *Broker) ack(ctx context.Context, r *wire.AckRequest, c *ackCall) (ticke
 		}
 	}
 	c.response.Codes, ticket, err = b.dispatch.Ack(q, int(t.Partitions), clientOf(who), r.Member, r.Items, c.response.Codes[:0])
-	if err == nil {
-		b.metrics.acked(r.Items, c.response.Codes)
+	if err != nil {
+		return 0, b.gone(q, who.Namespace, r.Topic, r.Group, err)
 	}
-	return ticket, err
+	b.metrics.acked(r.Items, c.response.Codes)
+	return ticket, nil
+}
+
+const (
+	extendMax    = 12 * time.Hour
+	extendLeases = 1000
+)
+
+// Extend implements wire.Broker.
+func (b *Broker) Extend(ctx context.Context, r *wire.ExtendRequest) (*wire.ExtendResponse, error) {
+	response, err := b.extend(ctx, r)
+	if err != nil {
+		return nil, b.refuse(err)
+	}
+	return response, nil
+}
+
+func (b *Broker) extend(ctx context.Context, r *wire.ExtendRequest) (*wire.ExtendResponse, error) {
+	if err := b.check(); err != nil {
+		return nil, err
+	}
+	who := wire.PeerFrom(ctx)
+	t, q, err := b.queue(who.Namespace, r.Topic, r.Group)
+	if err != nil {
+		return nil, err
+	}
+	if len(r.Leases) > extendLeases {
+		return nil, wire.Errorf(wire.CodeTooLarge, "%d leases, at most %d can be extended at once", len(r.Leases), extendLeases)
+	}
+	by := time.Duration(r.ExtendMs) * time.Millisecond
+	if by == 0 {
+		by = b.dispatch.AckTimeout()
+	}
+	if by > extendMax {
+		return nil, wire.Errorf(wire.CodeInvalid, "%v more, at most %v are possible", by, extendMax)
+	}
+	leases := make([]dispatch.LeaseName, len(r.Leases))
+	for i, l := range r.Leases {
+		if l.GetPartition() >= t.Partitions {
+			return nil, noPartition(&t, l.GetPartition())
+		}
+		leases[i] = dispatch.LeaseName{Partition: uint16(l.Partition), ID: l.Lease}
+	}
+	response := &wire.ExtendResponse{LeaseMs: uint32(by.Milliseconds())}
+	for _, code := range b.dispatch.Extend(q, clientOf(who), r.Member, leases, by, nil) {
+		response.Codes = append(response.Codes, uint32(code))
+	}
+	return response, nil
 }
 
 // ackCall is an Ack that waits for the disk.

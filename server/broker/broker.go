@@ -163,6 +163,11 @@ func New(o Options) *Broker {
 func (b *Broker) Start(s store.Store) {
 	b.store = s
 	b.room.fill(b)
+	for _, t := range s.Topics() {
+		if t.Settings.PauseConsume {
+			b.dispatch.SetPaused(topicKey(&t), true)
+		}
+	}
 	s.Watch(b.OnCommit)
 	if !b.state.CompareAndSwap(stateNew, stateServing) {
 		panic("broker: started twice, or after Close")

@@ -233,6 +233,7 @@ type stage struct {
 	fetches int
 	cancels map[string]context.CancelFunc
 	born    time.Time // when the bubble began
+	lost    lostRanges
 }
 
 func (st *stage) say(format string, args ...any) {
@@ -283,8 +284,10 @@ func (st *stage) do(c script.Command) {
 			st.open()
 			return
 		}
-		st.world = newWorld(c.T, Options{BrokerGroup: "here", WaitersMax: c.Int("waiters", 0), SubscriptionsMax: c.Int("subscriptions", 0),
-			TopicsMax: c.Int("topics", 0), AllPartitionsMax: c.Int("partitions", 0), RowsMax: c.Int("rows", 0)})
+		st.world = &world{t: c.T, fs: journaltest.New(nil), wrap: func(s store.Store) store.Store { return gapped{s, &st.lost} }}
+		st.o = Options{AbandonedAfter: 24 * time.Hour, BrokerGroup: "here", WaitersMax: c.Int("waiters", 0), SubscriptionsMax: c.Int("subscriptions", 0),
+			TopicsMax: c.Int("topics", 0), AllPartitionsMax: c.Int("partitions", 0), RowsMax: c.Int("rows", 0)}
+		st.world.open()
 	case "close":
 		st.close()
 	case "crash": // percent=0
@@ -361,13 +364,13 @@ func (st *stage) do(c script.Command) {
 		for _, p := range r.Partitions {
 			st.say("partition %d at %s state %d", p.Partition, p.BrokerGroup, p.State)
 		}
-	case "subscribe": // group=pay start=0
-		r, err := st.broker.Subscribe(ctx, &wire.SubscribeRequest{Topic: topic, Group: unquote(c, group), Start: uint32(c.Int("start", 0))})
+	case "subscribe": // group=pay start=0 parallel=true window=10
+		r, err := st.broker.Subscribe(ctx, &wire.SubscribeRequest{Topic: topic, Group: unquote(c, group), Start: uint32(c.Int("start", 0)), Policy: policyArgs(c)})
 		if err != nil {
 			st.say("%v", short(err))
 			return
 		}
-		st.say("partitions %d lease %v created %v", r.Partitions, time.Duration(r.LeaseMs)*time.Millisecond, r.Created)
+		st.say("partitions %d lease %v created %v%s", r.Partitions, time.Duration(r.LeaseMs)*time.Millisecond, r.Created, policyText(r.Policy))
 	case "produce": // partition=0 n=1 size=10 times=1
 		for range c.Int("times", 1) {
 			b := batch(c.T, c.Int("n", 1), c.Int("size", 10))
@@ -384,13 +387,7 @@ func (st *stage) do(c script.Command) {
 		name := c.Str("name", fmt.Sprintf("fetch %d", st.fetches))
 		r := &wire.FetchRequest{Topic: topic, Group: group, Member: uint32(c.Int("member", 0)), MessagesMax: uint32(c.Int("max", 0)), BytesMax: uint32(c.Int("bytes", 0)),
 			WaitMs: uint32(c.Duration(c.Str("wait", "0s")).Milliseconds())}
-		for _, o := range strings.FieldsFunc(c.Args["only"], func(r rune) bool { return r == ',' }) {
-			n, err := strconv.ParseUint(o, 10, 32)
-			if err != nil {
-				c.Fatalf("%v", err)
-			}
-			r.Partitions = append(r.Partitions, uint32(n))
-		}
+		r.Partitions = numbers(c, "only")
 		_, r.Reconcile = c.Args["held"]
 		for _, h := range strings.FieldsFunc(c.Args["held"], func(r rune) bool { return r == ',' }) {
 			r.Held = append(r.Held, parseLease(c, h))
@@ -407,6 +404,8 @@ func (st *stage) do(c script.Command) {
 			switch {
 			case err != nil:
 				say("%s: %v", name, short(err))
+			case r.Gap != 0:
+				say("%s: gap %v partition %d [%d,%d)", name, r.Gap, r.Partition, r.From, r.To)
 			case r.Lease == 0:
 				say("%s: nothing", name)
 			default:
@@ -414,7 +413,11 @@ func (st *stage) do(c script.Command) {
 				if err := f.check(); err != nil {
 					say("%s: WRONG BYTES: %v", name, err)
 				}
-				say("%s: lease %s partition %d [%d,%d) for %v, %d bytes", name, leaseText(r.Lease), r.Partition, r.From, r.To, time.Duration(r.LeaseMs)*time.Millisecond, len(r.Batches))
+				attempt := ""
+				if r.Attempt != 1 {
+					attempt = fmt.Sprintf(", attempt %d", r.Attempt)
+				}
+				say("%s: lease %s partition %d [%d,%d) for %v, %d bytes%s", name, leaseText(r.Lease), r.Partition, r.From, r.To, time.Duration(r.LeaseMs)*time.Millisecond, len(r.Batches), attempt)
 			}
 		})
 		parked.Store(true)
@@ -442,8 +445,82 @@ func (st *stage) do(c script.Command) {
 			if p.Leased > 0 {
 				s += fmt.Sprintf(" leased %d by %s", p.Leased, p.Member)
 			}
+			if p.Leases > 1 {
+				s += fmt.Sprintf(" in %d leases", p.Leases)
+			}
+			if p.Expired > 0 {
+				s += fmt.Sprintf(" expired %d at most %d times", p.Expired, p.AttemptsMax)
+			}
+			if c.Str("ages", "") == "true" {
+				s += " since " + timeText(p.OldestNs)
+			}
 			st.say("%s", s)
 		}
+	case "groups": // topic= group=
+		r, err := st.broker.ListGroups(ctx, &wire.ListGroupsRequest{Topic: c.Str("topic", ""), Group: c.Str("group", "")})
+		if err != nil {
+			st.say("%v", short(err))
+			return
+		}
+		for _, g := range r.Groups {
+			st.say("%s", groupText(g))
+		}
+	case "seek": // to=start|end|time|index|shift after=1m index=3 shift=-2 only=0,1 dry=true why=text
+		r := &wire.SeekGroupRequest{Topic: topic, Group: group, To: uint32(seekNames[c.Str("to", "")]), Index: uint64(c.Int("index", 0)),
+			DryRun: c.Str("dry", "") == "true", Reason: c.Str("why", ""), Partitions: numbers(c, "only")}
+		if n, err := strconv.ParseInt(c.Str("shift", "0"), 10, 64); err != nil {
+			c.Fatalf("%v", err)
+		} else {
+			r.Shift = n
+		}
+		if after, ok := c.Args["after"]; ok {
+			r.TimeNs = st.born.Add(c.Duration(after)).UnixNano()
+		}
+		a, err := st.broker.SeekGroup(ctx, r)
+		if err != nil {
+			st.say("%v", short(err))
+			return
+		}
+		for _, p := range a.Partitions {
+			st.say("%d: [%d,%d) from %d to %d, lag %d to %d, generation %d%s", p.Partition, p.First, p.End, p.From, p.To, p.LagFrom, p.LagTo, p.Generation, map[bool]string{true: ", cut"}[p.Cut])
+		}
+	case "policy": // parallel=true window=10 why=text
+		r, err := st.broker.AlterGroup(ctx, &wire.AlterGroupRequest{Topic: topic, Group: group, Policy: policyArgs(c), Reason: c.Str("why", "")})
+		if err != nil {
+			st.say("%v", short(err))
+			return
+		}
+		st.say("%s", policyText(r.Policy))
+	case "remove": // force=true why=text
+		if _, err := st.broker.RemoveGroup(ctx, &wire.RemoveGroupRequest{Topic: topic, Group: group, Force: c.Str("force", "") == "true", Reason: c.Str("why", "")}); err != nil {
+			st.say("%v", short(err))
+			return
+		}
+		st.say("removed")
+	case "extend": // lease=1.1 partition=0 by=10m
+		r, err := st.broker.Extend(ctx, &wire.ExtendRequest{Topic: topic, Group: group, Member: uint32(c.Int("member", 0)),
+			Leases:   []*wire.LeaseName{{Partition: uint32(c.Int("partition", 0)), Lease: parseLease(c, c.Str("lease", "1.1"))}},
+			ExtendMs: uint32(c.Duration(c.Str("by", "0s")).Milliseconds())})
+		if err != nil {
+			st.say("%v", short(err))
+			return
+		}
+		if code := wire.Code(r.Codes[0]); code != wire.CodeOK {
+			st.say("%v", code)
+			return
+		}
+		st.say("extended for %v", time.Duration(r.LeaseMs)*time.Millisecond)
+	case "trim": // partition=0 first=3
+		t, _ := st.store.Topic(0, topic)
+		if err := st.store.Trim(partitionOf(&t, uint32(c.Int("partition", 0))), index.Index(c.Int("first", 0))); err != nil {
+			st.say("%v", err)
+		}
+	case "lose": // partition=0 index=3..5: those messages cannot be read any more
+		from, to := c.Span("index")
+		st.lost.add(uint16(c.Int("partition", 0)), store.GapError{From: index.Index(from), To: index.Index(to)})
+	case "metrics":
+		m := st.broker.Metrics()
+		st.say("skipped %d damaged, %d trimmed; read errors %d; leases %d, waiting %d", m.SkippedDamaged, m.SkippedTrimmed, m.ReadErrors, m.Dispatch.Leased, m.Dispatch.Waiting)
 	case "attach":
 		st.broker.Attach(wire.PeerFrom(ctx))
 	case "detach":
@@ -457,6 +534,83 @@ func (st *stage) do(c script.Command) {
 	default:
 		c.Fatalf("unknown command %q", c.Name)
 	}
+}
+
+var seekNames = map[string]wire.SeekTo{"start": wire.SeekStart, "end": wire.SeekEnd, "time": wire.SeekTime, "index": wire.SeekIndex, "shift": wire.SeekShift}
+
+func numbers(c script.Command, name string) (list []uint32) {
+	for _, o := range strings.FieldsFunc(c.Args[name], func(r rune) bool { return r == ',' }) {
+		n, err := strconv.ParseUint(o, 10, 32)
+		if err != nil {
+			c.Fatalf("%v", err)
+		}
+		list = append(list, uint32(n))
+	}
+	return list
+}
+
+// policyArgs is nil without parallel=.
+func policyArgs(c script.Command) *wire.GroupPolicy {
+	parallel, ok := c.Args["parallel"]
+	if !ok {
+		return nil
+	}
+	return &wire.GroupPolicy{Parallel: parallel == "true", Window: uint32(c.Int("window", 0))}
+}
+
+// policyText says what is not the default.
+func policyText(p *wire.GroupPolicy) string {
+	if !p.GetParallel() {
+		return ""
+	}
+	return fmt.Sprintf(" parallel %d", p.Window)
+}
+
+func groupText(g *wire.GroupSummary) string {
+	s := fmt.Sprintf("%s on %s%s partitions %d lag %d leased %d members %d waiting %d active %s", g.Group, g.Topic, policyText(g.Policy), g.Partitions, g.Lag, g.Leased, g.Members, g.Waiting, timeText(g.ActiveNs))
+	if g.Abandoned {
+		s += " abandoned"
+	}
+	if r := g.LastReset; r != nil {
+		s += fmt.Sprintf(" moved %s by %q: %s", timeText(r.TimeNs), r.Who, r.Reason)
+	}
+	return s
+}
+
+// lostRanges are messages that reads find damaged, by partition.
+type lostRanges struct {
+	mu   sync.Mutex
+	gaps map[uint16][]store.GapError
+}
+
+func (l *lostRanges) add(p uint16, gap store.GapError) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gaps == nil {
+		l.gaps = map[uint16][]store.GapError{}
+	}
+	l.gaps[p] = append(l.gaps[p], gap)
+}
+
+// gapped is a store that has lost them.
+type gapped struct {
+	store.Store
+	lost *lostRanges
+}
+
+func (g gapped) Read(p store.Partition, from, to index.Index, bytesMax int, buf []byte) ([]byte, index.Index, error) {
+	g.lost.mu.Lock()
+	defer g.lost.mu.Unlock()
+	for _, gap := range g.lost.gaps[p.Partition] {
+		if gap.From <= from && from < gap.To {
+			return buf, from, &gap
+		}
+		if from < gap.From {
+			to = min(to, gap.From)
+		}
+	}
+	out, next, err := g.Store.Read(p, from, to, bytesMax, buf)
+	return out, min(next, max(to, from)), err
 }
 
 func alteration(c script.Command, topic string) *wire.AlterTopicRequest {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jmqio/jmq/server/dispatch"
+	"github.com/jmqio/jmq/server/offset"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
 )
@@ -18,6 +19,7 @@ type fetchCall struct {
 	ctx      context.Context
 	done     func(*wire.FetchResponse, error)
 	topic    string
+	group    string
 	bytesMax int
 	until    time.Time       // of the wait
 	stop     func() bool     // of the watch over ctx, while parked
@@ -56,7 +58,7 @@ func (b *Broker) fetchCall(ctx context.Context, r *wire.FetchRequest, done func(
 	if len(r.Held) > wire.FetchHeldMax {
 		return nil, wire.Errorf(wire.CodeTooLarge, "%d leases are named as held, at most %d can be", len(r.Held), wire.FetchHeldMax)
 	}
-	c := &fetchCall{b: b, ctx: ctx, done: done, topic: t.Name}
+	c := &fetchCall{b: b, ctx: ctx, done: done, topic: t.Name, group: r.Group}
 	c.Queue, c.Partitions, c.Client, c.Member = q, int(t.Partitions), clientOf(who), r.Member
 	c.Reconcile, c.Held, c.Round = r.Reconcile, r.Held, r.Round // Held is looked at before this call returns only
 	for _, p := range r.Partitions {
@@ -179,6 +181,14 @@ func (c *fetchCall) deliver() bool {
 	if err == nil && next <= l.From {
 		err = errors.New("broker: a leased message is not there")
 	}
+	if gap, why := gapOf(b.store, p, err); why != 0 && gap.To > l.From {
+		return c.skip(gap, why)
+	}
+	if errors.Is(err, store.ErrNoPartition) { // deleted since the lease was given
+		b.dispatch.GiveBack(c.Queue, l, 0)
+		c.answer(nil, err)
+		return true
+	}
 	if err != nil {
 		b.dispatch.GiveBack(c.Queue, l, readPause)
 		b.metrics.readErrors.Add(1)
@@ -199,6 +209,23 @@ func (c *fetchCall) deliver() bool {
 	return true
 }
 
+// skip moves the group over messages that will never come, and tells the member. It returns false when another fetch met them
+// first, and this one can try again.
+func (c *fetchCall) skip(gap store.GapError, why wire.GapReason) bool {
+	b, from, partition := c.b, c.Lease.From, c.Lease.Partition
+	n, _ := b.dispatch.Skip(c.Queue, partition, offset.Range{From: gap.From, To: gap.To}, wire.Skipped)
+	b.dispatch.GiveBack(c.Queue, &c.Lease, 0)
+	if n == 0 {
+		return false
+	}
+	b.store.Kick() // the ends are journalled by the next commit, and nobody else may ask for one
+	b.metrics.skipped(why, n)
+	b.o.Logger.Warn("a group was moved over messages that will never come", "topic", c.topic, "group", c.group, "partition", partition,
+		"index", from, "to", gap.To, "messages", n, "why", why)
+	c.answer(&wire.FetchResponse{Partition: partition, From: uint64(from), To: uint64(gap.To), Gap: why}, nil)
+	return true
+}
+
 // nothing answers a fetch for which nothing came.
 func (c *fetchCall) nothing() {
 	if c.unread != nil {
@@ -210,10 +237,27 @@ func (c *fetchCall) nothing() {
 
 func (c *fetchCall) answer(r *wire.FetchResponse, err error) {
 	if err != nil {
-		err = coded(err)
+		err = coded(c.b.gone(c.Queue, c.Client.Namespace, c.topic, c.group, err))
 		c.b.metrics.refused(err)
 	}
 	c.done(r, err)
+}
+
+// gone says what an error of dispatch or of the store means, that knows no name: the topic or the group may have gone since they
+// were looked up. Then dispatch forgets what it may have read for them meanwhile.
+func (b *Broker) gone(q dispatch.Queue, namespace uint32, topic, group string, err error) error {
+	if !errors.Is(err, dispatch.ErrNoGroup) && !errors.Is(err, store.ErrNoPartition) {
+		return err
+	}
+	if t, ok := b.store.Topic(namespace, topic); !ok || topicKey(&t) != q.Topic {
+		b.dispatch.Forget(q)
+		return wire.Errorf(wire.CodeTopicNotFound, "topic %q was deleted", topic)
+	}
+	if !b.o.Offsets.Has(q.Group, q.Topic) {
+		b.dispatch.Forget(q)
+		return wire.Errorf(wire.CodeGroupNotFound, "group %q was removed from topic %q", group, topic)
+	}
+	return err
 }
 
 // readers answer fetches that were parked. The Broker owns their goroutines.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/offset"
@@ -108,6 +107,13 @@ func (b *Broker) subscribe(ctx context.Context, r *wire.SubscribeRequest) (*wire
 	if r.Start != wire.StartEnd && r.Start != wire.StartBeginning {
 		return nil, wire.Errorf(wire.CodeInvalid, "start is %d: 0 (end) and 1 (beginning) are known", r.Start)
 	}
+	var policy offset.Policy
+	if r.Policy != nil {
+		var err error
+		if policy, err = policyOf(r.Policy); err != nil {
+			return nil, err
+		}
+	}
 	group := groupKey{who.Namespace, r.Group}
 	a, err := b.births.begin(ctx, b, group, r.Topic)
 	if err != nil {
@@ -116,7 +122,7 @@ func (b *Broker) subscribe(ctx context.Context, r *wire.SubscribeRequest) (*wire
 	if a.running != nil {
 		key := birthKey{group, topicKey(&a.topic)}
 		if a.mine {
-			if err := b.bear(key, a.id, &a.topic, who, r.Start, a.running); err != nil {
+			if err := b.bear(key, a.id, &a.topic, policy, who, r.Start, a.running); err != nil {
 				b.birthEnds(key, &a.topic, a.running, err)
 			}
 		}
@@ -127,10 +133,28 @@ func (b *Broker) subscribe(ctx context.Context, r *wire.SubscribeRequest) (*wire
 			err = fmt.Errorf("group %q is being made: %w", r.Group, ctx.Err())
 		}
 	}
+	if err == nil {
+		policy, err = b.subscribed(ctx, r, a.topic.Namespace, policy)
+	}
 	if err != nil {
 		return nil, err
 	}
-	return &wire.SubscribeResponse{Partitions: a.topic.Partitions, LeaseMs: uint32(b.dispatch.AckTimeout().Milliseconds()), Created: a.mine}, nil
+	return &wire.SubscribeResponse{Partitions: a.topic.Partitions, LeaseMs: uint32(b.dispatch.AckTimeout().Milliseconds()), Created: a.mine, Policy: policyMessage(policy)}, nil
+}
+
+// subscribed sees to it that a group has the policy which its subscriber wants, if any, and returns what it has.
+func (b *Broker) subscribed(ctx context.Context, r *wire.SubscribeRequest, namespace uint32, policy offset.Policy) (offset.Policy, error) {
+	_, q, err := b.queue(namespace, r.Topic, r.Group)
+	if err != nil {
+		return policy, err
+	}
+	has, _ := b.o.Offsets.Policy(q.Group, q.Topic)
+	if r.Policy == nil || same(has, policy) {
+		return has, nil
+	}
+	return policy, b.change(ctx, "", func(ctx context.Context) error {
+		return b.alterGroup(ctx, r.Topic, r.Group, policy, "a subscription")
+	})
 }
 
 // arrival is how a group comes to be on a topic.
@@ -224,8 +248,8 @@ func startName(start uint32) string {
 	return "end"
 }
 
-func (b *Broker) bear(key birthKey, id offset.GroupID, t *store.Topic, who *wire.Peer, start uint32, running *birth) error {
-	r := offset.Reset{Operation: offset.Birth, Time: time.Now().UnixNano(), Namespace: key.group.namespace, Group: id, GroupName: key.group.name, Topic: key.topic, TopicName: t.Name,
+func (b *Broker) bear(key birthKey, id offset.GroupID, t *store.Topic, policy offset.Policy, who *wire.Peer, start uint32, running *birth) error {
+	r := offset.Reset{Operation: offset.Birth, Time: b.o.Now().UnixNano(), Policy: policy, Namespace: key.group.namespace, Group: id, GroupName: key.group.name, Topic: key.topic, TopicName: t.Name,
 		Who: whoText(who), Why: "first subscription"}
 	generation := b.o.Offsets.BirthGeneration()
 	for p := range t.Partitions {

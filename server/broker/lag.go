@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/jmqio/jmq/server/dispatch"
+	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/offset"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
@@ -42,33 +43,34 @@ func (b *Broker) groupLag(ctx context.Context, r *wire.GroupLagRequest) (*wire.G
 		}
 		t, groups = topic, b.o.Offsets.GroupsOf(topicKey(&topic))
 	}
-	if n := len(groups) * int(t.Partitions); n > rowsMax {
+	n := len(groups) * int(t.Partitions)
+	if n > rowsMax {
 		return nil, wire.Errorf(wire.CodeTooLarge, "%d groups of %d partitions are more than an answer holds: name one group", len(groups), t.Partitions)
 	}
 	response := &wire.GroupLagResponse{}
 	for _, g := range groups {
-		q := dispatch.Queue{Group: g.ID, Topic: topicKey(&t)}
-		held := b.dispatch.Held(q)
+		held := b.dispatch.Held(dispatch.Queue{Group: g.ID, Topic: topicKey(&t)})
 		for p := range t.Partitions {
-			first, _, err := b.store.Bounds(partitionOf(&t, p))
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+			at, ok, err := b.standing(&t, g.ID, p)
 			if err != nil {
 				return nil, err
 			}
-			at, ok := b.o.Offsets.Standing(g.ID, q.Topic, uint16(p), first)
 			if !ok {
 				break
 			}
-			// The end last: so it is not below what has ended.
-			_, end, err := b.store.Bounds(partitionOf(&t, p))
-			if err != nil {
-				return nil, err
-			}
-			row := &wire.GroupPartition{Group: g.Name, Partition: p, First: uint64(first), End: uint64(end), AckOffset: uint64(at.Ack),
-				Consumed: at.Consumed, Lag: uint64(end-first) - at.Ended, Generation: at.Generation, Expired: at.Expired, AttemptsMax: at.AttemptsMax}
+			row := &wire.GroupPartition{Group: g.Name, Partition: p, First: uint64(at.first), End: uint64(at.end), AckOffset: uint64(at.Ack),
+				Consumed: at.Consumed, Lag: at.lag, Generation: at.Generation, Expired: at.Expired, AttemptsMax: at.AttemptsMax}
 			for ; len(held) > 0 && uint32(held[0].Partition) == p; held = held[1:] {
-				row.Leases++
+				if row.Leases++; row.Leases == 1 {
+					row.Member = fmt.Sprintf("%s#%d", held[0].Client, held[0].Member)
+				}
 				row.Leased += held[0].Left
-				row.Member = fmt.Sprintf("%s#%d", held[0].Client, held[0].Member)
+			}
+			if n <= agesMax && at.lag > 0 {
+				row.OldestNs = b.oldest(&t, g.ID, p, at.first)
 			}
 			response.Partitions = append(response.Partitions, row)
 		}
@@ -77,4 +79,44 @@ func (b *Broker) groupLag(ctx context.Context, r *wire.GroupLagRequest) (*wire.G
 		return nil, wire.Errorf(wire.CodeTooLarge, "%d groups of %d partitions take %d bytes, more than an answer holds: name one group", len(groups), t.Partitions, n)
 	}
 	return response, nil
+}
+
+// agesMax bounds the rows of an answer for which a stored time is looked up, which may take a read of the disk each.
+const agesMax = PartitionsMax
+
+// oldest returns when the first message was stored that has not ended; 0 if it cannot be read.
+func (b *Broker) oldest(t *store.Topic, g offset.GroupID, p uint32, first index.Index) int64 {
+	i, ok := b.o.Offsets.First(g, topicKey(t), uint16(p), first)
+	if !ok {
+		return 0
+	}
+	stored, err := b.store.Stored(partitionOf(t, p), i)
+	if err != nil { // trimmed or ended meanwhile, or damaged: the rest of the row is still right
+		return 0
+	}
+	return stored
+}
+
+// standing is where a group stands in a partition, and how far it is behind.
+type standing struct {
+	offset.Standing
+	first, end index.Index
+	lag        uint64 // messages in [first, end) that have not ended
+}
+
+// standing returns ok false for a group that is not on the topic.
+func (b *Broker) standing(t *store.Topic, g offset.GroupID, p uint32) (s standing, ok bool, err error) {
+	if s.first, _, err = b.store.Bounds(partitionOf(t, p)); err != nil {
+		return s, false, err
+	}
+	if s.Standing, ok = b.o.Offsets.Standing(g, topicKey(t), uint16(p), s.first); !ok {
+		return s, false, nil
+	}
+	// The end last: so nothing at or beyond it has ended. A first index that was raised meanwhile is told as it was.
+	if _, s.end, err = b.store.Bounds(partitionOf(t, p)); err != nil {
+		return s, false, err
+	}
+	// After the loss of a disk's end a group may stand beyond what is left.
+	s.lag = uint64(s.end-s.first) - min(uint64(s.end-s.first), s.Ended)
+	return s, true, nil
 }

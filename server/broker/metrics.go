@@ -35,6 +35,8 @@ type Metrics struct {
 	Releases        uint64    // messages given back
 	AcksRefused     uint64    // items of acks that were not ok, repeated ones too
 	ReadErrors      uint64    // reads of a leased range that failed
+	SkippedDamaged  uint64    // messages that a group was moved over, since the disk damaged them
+	SkippedTrimmed  uint64    // and since retention had removed them
 	Refused         map[wire.Code]uint64
 	Dispatch        dispatch.Metrics
 	Offsets         offset.Counts
@@ -45,6 +47,7 @@ const codesMax = 128 // codes beyond are counted as the last
 type metrics struct {
 	messagesIn, bytesIn, batchesIn, messagesOut, bytesOut atomic.Uint64
 	acks, releases, acksRefused, readErrors               atomic.Uint64
+	skippedDamaged, skippedTrimmed                        atomic.Uint64
 	durations                                             [len(DurationBounds) + 1]atomic.Uint64
 	durationSum                                           atomic.Int64
 	refusals                                              [codesMax]atomic.Uint64
@@ -85,6 +88,14 @@ func (m *metrics) acked(items []wire.AckRange, codes []wire.Code) {
 	m.acksRefused.Add(refused)
 }
 
+func (m *metrics) skipped(why wire.GapReason, messages uint64) {
+	if why == wire.GapDamaged {
+		m.skippedDamaged.Add(messages)
+	} else {
+		m.skippedTrimmed.Add(messages)
+	}
+}
+
 func (m *metrics) refused(err error) {
 	m.refusals[min(int(wire.CodeOf(err)), codesMax-1)].Add(1)
 }
@@ -96,6 +107,7 @@ func (b *Broker) Metrics() Metrics {
 		MessagesIn: m.messagesIn.Load(), BytesIn: m.bytesIn.Load(), BatchesIn: m.batchesIn.Load(),
 		MessagesOut: m.messagesOut.Load(), BytesOut: m.bytesOut.Load(),
 		Acks: m.acks.Load(), Releases: m.releases.Load(), AcksRefused: m.acksRefused.Load(), ReadErrors: m.readErrors.Load(),
+		SkippedDamaged: m.skippedDamaged.Load(), SkippedTrimmed: m.skippedTrimmed.Load(),
 		Refused: map[wire.Code]uint64{}, Dispatch: b.dispatch.Metrics(), Offsets: b.o.Offsets.Counts(),
 	}
 	for i := range m.durations {

@@ -124,6 +124,10 @@ func (b *Broker) alterTopic(ctx context.Context, r *wire.AlterTopicRequest) (sto
 		b.room.less(0, more, rows)
 		return t, err
 	}
+	b.dispatch.SetPaused(key, t.Settings.PauseConsume)
+	if more > 0 {
+		b.dispatch.Grow(key, int(t.Partitions))
+	}
 	b.o.Logger.Info("a topic was altered", "topic", t.Name, "id", t.ID, "partitions", t.Partitions, "was", was.Partitions,
 		"settings", t.Settings, "wereSettings", was.Settings, "who", c.Who, "why", c.Why)
 	return t, nil
@@ -158,6 +162,7 @@ func (b *Broker) deleteTopic(ctx context.Context, r *wire.DeleteTopicRequest) (s
 	if err := b.store.DeleteTopic(ctx, t.ID, t.Incarnation, whoText(who), r.Reason); err != nil {
 		return t, err
 	}
+	b.dispatch.ForgetTopic(key)
 	b.room.less(1, int(t.Partitions), int(t.Partitions)*groups)
 	b.o.Logger.Info("a topic was deleted", "topic", t.Name, "id", t.ID, "partitions", t.Partitions, "groups", groups, "who", whoText(who), "why", r.Reason)
 	return t, nil

@@ -114,20 +114,21 @@ func (p *partition) ends(r offset.Range, outcome wire.Outcome) offset.End {
 	return offset.End{Group: p.queue.key.Group, Topic: p.queue.key.Topic, Partition: p.number, Generation: p.generation, Outcome: outcome, Range: r}
 }
 
-// Skip ends the messages of r, up to the committed end, whoever has them: they cannot be given to anyone. It returns the number of the batch
-// of ends that has them, as Ack does; 0 if the queue or partition is not known.
-func (d *Dispatcher) Skip(key Queue, partition uint16, r offset.Range, outcome wire.Outcome) (ticket uint64) {
+// Skip ends the messages of r, up to the committed end, whoever has them: they cannot be given to anyone. It returns how many had
+// not ended before, and the number of the batch of ends that has them, as Ack does; 0 if the queue or partition is not known.
+func (d *Dispatcher) Skip(key Queue, partition uint16, r offset.Range, outcome wire.Outcome) (messages, ticket uint64) {
 	var out fetchList
 	d.mu.Lock()
 	defer d.unlock(&out)
 	q := d.mu.queues[key]
 	if q == nil || int(partition) >= q.loaded {
-		return 0
+		return 0, 0
 	}
 	p := q.partitions[partition]
 	r.To = min(r.To, p.end)
 	for gap := p.progress.GapIn(r); gap.Len() > 0; gap = p.progress.GapIn(offset.Range{From: gap.To, To: r.To}) {
 		d.mu.ends = append(d.mu.ends, p.ends(gap, outcome))
+		messages += gap.Len()
 		for _, l := range p.leases {
 			part := offset.Range{From: max(gap.From, l.From), To: min(gap.To, l.To)}
 			if n := part.Len() - l.released.Count(part); n > 0 {
@@ -147,7 +148,7 @@ func (d *Dispatcher) Skip(key Queue, partition uint16, r offset.Range, outcome w
 		}
 	}
 	d.changed(p, &out)
-	return d.ticket()
+	return messages, d.ticket()
 }
 
 // TakeEnds moves all ends that wait for the disk to the end of ends, and returns the number of their batch, from 1 on

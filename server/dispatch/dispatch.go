@@ -414,6 +414,17 @@ func (d *Dispatcher) forget(q *queue, out *fetchList) {
 	}
 }
 
+// Grow makes the partitions that a topic got, [0, n) now, known to its queues, so that fetches which wait are given what comes
+// there. A queue that is not known, or cannot be read now, learns of them by its next fetch.
+func (d *Dispatcher) Grow(topic offset.Topic, n int) {
+	d.mu.Lock()
+	queues := slices.Clone(d.mu.topics[topic])
+	d.mu.Unlock()
+	for _, q := range queues {
+		_ = d.load(q.key, n) // the error is the next fetch's too
+	}
+}
+
 // SetPaused stops or resumes giving anything of a topic. Leases last on.
 func (d *Dispatcher) SetPaused(topic offset.Topic, paused bool) {
 	var out fetchList
@@ -482,6 +493,7 @@ type Metrics struct {
 	Leases  uint64       // given
 	Leased  int          // leases that last
 	Ended   [whys]uint64 // by Why
+	Queues  int          // known: they were fetched from since the start, and are not gone
 	Waiting int          // parked fetches
 	Refused uint64       // fetches refused since too many are parked or too many leases last
 }
@@ -491,6 +503,6 @@ func (d *Dispatcher) Metrics() Metrics {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	m := d.mu.metrics
-	m.Waiting = d.mu.waiting
+	m.Queues, m.Waiting = len(d.mu.queues), d.mu.waiting
 	return m
 }

@@ -1,0 +1,97 @@
+package broker
+
+import (
+	"context"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/jmqio/jmq/server/dispatch"
+	"github.com/jmqio/jmq/server/offset"
+	"github.com/jmqio/jmq/server/store"
+	"github.com/jmqio/jmq/wire"
+)
+
+// ListGroups implements wire.Admin.
+func (b *Broker) ListGroups(ctx context.Context, r *wire.ListGroupsRequest) (*wire.ListGroupsResponse, error) {
+	var response *wire.ListGroupsResponse
+	err := b.weigh(ctx, func() (err error) {
+		response, err = b.listGroups(ctx, r)
+		return err
+	})
+	if err != nil {
+		return nil, b.refuse(err)
+	}
+	return response, nil
+}
+
+func (b *Broker) listGroups(ctx context.Context, r *wire.ListGroupsRequest) (*wire.ListGroupsResponse, error) {
+	namespace := wire.PeerFrom(ctx).Namespace
+	topics := b.store.Topics()
+	if r.Topic != "" {
+		t, err := b.topic(namespace, r.Topic)
+		if err != nil {
+			return nil, err
+		}
+		topics = []store.Topic{t}
+	}
+	response, size := &wire.ListGroupsResponse{}, 0
+	for i := range topics {
+		t := &topics[i]
+		if t.Namespace != namespace {
+			continue
+		}
+		for _, g := range b.o.Offsets.GroupsOf(topicKey(t)) {
+			if r.Group != "" && g.Name != r.Group {
+				continue
+			}
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+			row, err := b.summary(t, g)
+			if err != nil {
+				return nil, err
+			}
+			if row == nil {
+				continue
+			}
+			if size += proto.Size(row) + 8; size > answerBytesMax {
+				return nil, wire.Errorf(wire.CodeTooLarge, "%d groups are more than an answer holds: name a topic or a group", len(response.Groups))
+			}
+			response.Groups = append(response.Groups, row)
+		}
+	}
+	if r.Group != "" && len(response.Groups) == 0 {
+		if err := wire.CheckGroup(r.Group); err != nil {
+			return nil, err
+		}
+		return nil, wire.Errorf(wire.CodeGroupNotFound, "group %q is on no such topic", r.Group)
+	}
+	return response, nil
+}
+
+// summary is nil for a group that left the topic meanwhile.
+func (b *Broker) summary(t *store.Topic, g offset.NamedGroup) (*wire.GroupSummary, error) {
+	key := topicKey(t)
+	policy, ok := b.o.Offsets.Policy(g.ID, key)
+	if !ok {
+		return nil, nil
+	}
+	use := b.dispatch.Use(dispatch.Queue{Group: g.ID, Topic: key})
+	row := &wire.GroupSummary{Topic: t.Name, Group: g.Name, Policy: policyMessage(policy), Partitions: t.Partitions,
+		Leased: use.Leased, Members: uint32(use.Members), Waiting: uint32(use.Waiting), ActiveNs: b.o.Offsets.Active(g.ID, key)}
+	if !use.LastFetch.IsZero() {
+		row.ActiveNs = max(row.ActiveNs, use.LastFetch.UnixNano())
+	}
+	row.Abandoned = row.ActiveNs > 0 && b.o.Now().UnixNano()-row.ActiveNs > int64(b.o.AbandonedAfter)
+	if moved, ok := b.o.Offsets.LastMove(g.ID, key); ok {
+		row.LastReset = &wire.GroupReset{TimeNs: moved.Time, Who: moved.Who, Reason: moved.Why}
+	}
+	for p := range t.Partitions {
+		at, ok, err := b.standing(t, g.ID, p)
+		if err != nil || !ok {
+			return nil, err
+		}
+		row.Lag += at.lag
+	}
+	return row, nil
+}
