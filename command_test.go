@@ -257,3 +257,86 @@ func TestJournalVerify(t *testing.T) {
 	running := servertest.Start(t)
 	local.fails(exitError, "in use; stop its broker first", "", "journal verify", running.Folder())
 }
+
+// Dump prints every record with what it says, in every form; it chooses by kind and position, and names of topics come from the
+// records before.
+func TestJournalDump(t *testing.T) {
+	server := servertest.Start(t)
+	sh := shell{t, server.Address()}
+	sh.ok("", "topic create orders -p 1")
+	sh.ok("", "produce orders -n 3", "x")
+	sh.ok("", "consume orders -g pay --from-beginning -n 3")
+	sh.ok("", "topic alter orders -p 2 --retention 7d --reason", "more shops")
+	local := shell{t, ""}
+	folder := server.Folder()
+	server.Stop()
+
+	out := local.ok("", "journal dump", folder)
+	for _, want := range []string{
+		"  begins epoch ", "create topic orders (id 1.1), 1 partitions, retention default, default", "orders/0 [0, 3), compression none", "pay orders/0 [0, 3) acked",
+		"alter topic orders (id 1.1), 2 partitions, retention 7d, default", `; since "more shops"`, "; by app=cli",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("dump says nothing of %q:\n%s", want, out)
+		}
+	}
+	var first, second recordInfo
+	lines := strings.Split(local.ok("", "journal dump -o json --kind topic", folder), "\n")
+	if len(lines) != 3 || json.Unmarshal([]byte(lines[0]), &first) != nil || json.Unmarshal([]byte(lines[1]), &second) != nil || first.Kind != "topic" || second.Position <= first.Position {
+		t.Fatalf("json: %q", lines)
+	}
+	// From within the first record on the next one is what comes.
+	if out := local.ok("", fmt.Sprintf("journal dump -o name --kind topic --from %d", first.Position+1), folder); out != fmt.Sprintln(second.Position) {
+		t.Errorf("from: %q, want %d", out, second.Position)
+	}
+	if out := local.ok("", "journal dump -o csv -n 2", folder); strings.Count(out, "\n") != 3 || !strings.HasPrefix(out, "position,kind,epoch,stored at,bytes,says\n0,epoch,") {
+		t.Errorf("csv: %q", out)
+	}
+	if out := local.ok("", "journal dump -o yaml -n 1 --kind offsetReset", folder); !strings.Contains(out, "group: pay") || !strings.Contains(out, "topic: orders") {
+		t.Errorf("yaml: %q", out)
+	}
+	local.fails(exitUsage, "give some of: noop, epoch, messages", "", "journal dump --kind x", folder)
+	local.fails(exitUsage, "--count", "", "journal dump -n -1", folder)
+	local.fails(exitNotFound, "has no journal", "", "journal dump", t.TempDir())
+	running := servertest.Start(t)
+	local.fails(exitError, "in use; stop its broker first", "", "journal dump", running.Folder())
+
+	stopped, cancel := context.WithCancel(context.Background())
+	cancel()
+	var errs bytes.Buffer
+	if code := execute(stopped, []string{"journal", "dump", folder}, nil, new(bytes.Buffer), &errs); code != exitInterrupted || errs.String() != "jmq: stopped; go on with --from 0\n" {
+		t.Errorf("stopped: exit %d, %q", code, errs.String())
+	}
+}
+
+// msg get prints what is stored, by index and by time, whatever compressed it, and moves no group.
+func TestMsgGet(t *testing.T) {
+	sh := shell{t, servertest.Start(t).Address()}
+	sh.ok("", "topic create orders -p 1")
+	sh.ok("", "produce orders -k order-17 -H a=b", "one", "two\nlines", string([]byte{0xff, 0xfe}))
+	sh.ok("", "consume orders -g pay --from-beginning -n 3")
+	var got []storedInfo
+	if out := sh.ok("", "msg get orders 0 0 -n 3 -o json"); json.Unmarshal([]byte(out), &got) != nil || len(got) != 3 || *got[0].Body != "one" || got[1].Index != 1 ||
+		!bytes.Equal(got[2].BodyBase64, []byte{0xff, 0xfe}) || got[2].Body != nil || got[0].Key != "order-17" || got[0].Headers[0].Value != "b" || got[0].Partition != 0 {
+		t.Errorf("json: %s", out)
+	}
+	if out := sh.ok("", "msg get orders 0 1"); !strings.Contains(out, `two\nlines`) || strings.Count(out, "\n") != 2 {
+		t.Errorf("table: %s", out)
+	}
+	if out := sh.ok("", "msg get orders 0 2 --body hex -o csv"); !strings.HasSuffix(out, ",fffe\n") {
+		t.Errorf("csv: %s", out)
+	}
+	if out := sh.ok("", "msg get orders 0 --time 1h -n 1000 -o name"); strings.Count(out, "\n") != 3 || !strings.HasPrefix(out, got[0].ID+"\n") {
+		t.Errorf("by time: %s", out)
+	}
+	sh.fails(exitNotFound, "nothing is stored there", "", "msg get orders 0 99")
+	sh.fails(exitNotFound, "nothing is stored there", "", "msg get orders 0 3")
+	sh.fails(exitNotFound, "", "", "msg get orders 9 0")
+	sh.fails(exitNotFound, "jmq topic create", "", "msg get nothing 0 0")
+	sh.fails(exitUsage, "INDEX, or --time", "", "msg get orders 0")
+	sh.fails(exitUsage, "either INDEX or --time", "", "msg get orders 0 0 --time 1h")
+	sh.fails(exitUsage, "partition", "", "msg get orders x 0")
+	sh.fails(exitUsage, "--count", "", "msg get orders 0 0 -n 0")
+	sh.fails(exitUsage, "--body", "", "msg get orders 0 0 --body x")
+	sh.fails(exitUsage, "--time", "", "msg get orders 0 --time soon")
+}

@@ -15,6 +15,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/jmqio/jmq/server"
 	"github.com/jmqio/jmq/server/journal"
@@ -24,18 +25,20 @@ import (
 func journalCommand() *cobra.Command {
 	var output string
 	var quiet bool
+	var folders stoppedFolder
 	verify := &cobra.Command{
 		Use: "verify FOLDER", Short: "Read a journal from end to end and say what is in it, and whether it is whole", Args: cobra.ExactArgs(1),
 		Long: `Read the journal in a data folder from its first byte to its last, and say what was checked. It changes nothing; the broker of the
 folder must be stopped. Exit code 1 when there is damage.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return verifyJournal(cmd, args[0], output, quiet)
+			return verifyJournal(cmd, &folders, args[0], output, quiet)
 		},
 	}
 	outputFlag(verify, &output)
+	folders.flags(verify.Flags())
 	verify.Flags().BoolVarP(&quiet, "quiet", "q", false, "no progress")
 	j := &cobra.Command{Use: "journal", Short: "Look into a stopped broker's journal"}
-	j.AddCommand(verify)
+	j.AddCommand(verify, journalDumpCommand())
 	return j
 }
 
@@ -56,6 +59,29 @@ type verifyResult struct {
 	TornBytes    int64        `json:"tornBytes"`
 	TornSegments int          `json:"tornSegments"`
 	Damage       string       `json:"damage,omitempty"`
+	Damaged      []lostRange  `json:"damaged"` // cannot be read; the next start makes holes of them
+	Holes        []lostRange  `json:"holes"`   // were lost to damage before
+}
+
+type lostRange struct {
+	From uint64 `json:"from"`
+	To   uint64 `json:"to"`
+}
+
+func lostRanges(holes []journal.Hole) []lostRange {
+	r := []lostRange{}
+	for _, h := range holes {
+		r = append(r, lostRange{uint64(h.From), uint64(h.To)})
+	}
+	return r
+}
+
+func rangeTexts(ranges []lostRange) []string {
+	var s []string
+	for _, r := range ranges {
+		s = append(s, fmt.Sprintf("[%d, %d)", r.From, r.To))
+	}
+	return s
 }
 
 type kindResult struct {
@@ -64,16 +90,12 @@ type kindResult struct {
 	Bytes   int64  `json:"bytes"`
 }
 
-func verifyJournal(cmd *cobra.Command, folder, output string, quiet bool) error {
-	dir := filepath.Join(folder, "journal")
-	if err := checkVerifiable(folder, dir); err != nil {
+func verifyJournal(cmd *cobra.Command, folders *stoppedFolder, folder, output string, quiet bool) error {
+	dir, release, err := folders.open(folder)
+	if err != nil {
 		return err
 	}
-	if free, err := lockStopped(folder); err != nil {
-		return err
-	} else if free != nil {
-		defer free.Close()
-	}
+	defer release()
 	ctx := cmd.Context()
 	bar := newProgress(cmd.ErrOrStderr(), "verify", true, quiet)
 	defer bar.close()
@@ -107,6 +129,33 @@ func verifyJournal(cmd *cobra.Command, folder, output string, quiet bool) error 
 		return fmt.Errorf("damaged: %w; keep a copy of the folder before anything else", a.report.Damage)
 	}
 	return nil
+}
+
+// stoppedFolder is the data folder of a stopped broker, as a command names it.
+type stoppedFolder struct{ journal string }
+
+func (s *stoppedFolder) flags(f *pflag.FlagSet) {
+	f.StringVar(&s.journal, "journal", "", "the journal's folder, where broker.journal.folder names one (default: journal in FOLDER)")
+}
+
+// open returns the journal's folder, and keeps brokers away until release is called.
+func (s *stoppedFolder) open(folder string) (journal string, release func(), err error) {
+	journal = s.journal
+	if journal == "" {
+		journal = filepath.Join(folder, "journal")
+	}
+	if err := checkVerifiable(folder, journal); err != nil {
+		return "", nil, err
+	}
+	lock, err := lockStopped(folder)
+	if err != nil {
+		return "", nil, err
+	}
+	return journal, func() {
+		if lock != nil {
+			_ = lock.Close() // it goes with the process at the latest
+		}
+	}, nil
 }
 
 // checkVerifiable says what is wrong with the folder before anything is read.
@@ -150,6 +199,7 @@ func resultOf(dir string, r journal.Report) verifyResult {
 		Folder: dir, Whole: r.Damage == nil, StoreID: hex.EncodeToString(r.StoreID[:]), Segments: r.Segments, Spares: r.Spares,
 		Bytes: r.Bytes, Begin: uint64(r.Begin), End: uint64(r.End), Proven: uint64(r.Proven),
 		TornBytes: r.TornBytes, TornSegments: r.TornSegments, Kinds: []kindResult{}, Epochs: []string{},
+		Damaged: lostRanges(r.Damaged), Holes: lostRanges(r.Holes),
 	}
 	kinds := make([]journal.Kind, 0, len(r.Records))
 	for k := range r.Records {
@@ -191,7 +241,13 @@ func printVerify(w io.Writer, output string, v verifyResult) error {
 	}
 	line("epochs", "%d: %s", len(v.Epochs), shorten(v.Epochs))
 	line("spares", "%d prepared files", v.Spares)
+	if len(v.Holes) > 0 {
+		line("lost", "%d ranges were lost to damage before, and are known to be: %s", len(v.Holes), shorten(rangeTexts(v.Holes)))
+	}
 	switch {
+	case len(v.Damaged) > 0:
+		line("result", "DAMAGED: %d ranges cannot be read, everything else can: %s", len(v.Damaged), shorten(rangeTexts(v.Damaged)))
+		line("", "the next start sets their bytes aside, marks their messages as lost, and serves the rest")
 	case v.Damage != "":
 		line("result", "DAMAGED; whole below position %d", v.End)
 	case v.TornBytes > 0 || v.TornSegments > 0:

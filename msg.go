@@ -119,6 +119,9 @@ func peek(ctx context.Context, a wire.Admin, r *wire.PeekRequest, n int) ([]stor
 	for messages < n {
 		r.MessagesMax = uint32(n - messages)
 		answer, err := a.Peek(ctx, r)
+		if coded, ok := errors.AsType[*wire.CodeError](err); ok && coded.Code == wire.CodeOutOfRange {
+			return nil, &codedError{exitNotFound, fmt.Errorf("nothing is stored there yet: %s", coded.Message)}
+		}
 		if err != nil {
 			return nil, err
 		}
