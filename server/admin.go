@@ -68,8 +68,8 @@ func (h *health) progress(done, total int64) {
 	h.mu.done, h.mu.total = done, total
 }
 
-// readiness asks why the store stopped or is gone, nil while it is well, and why sends are refused, "" while they are taken.
-func (h *health) readiness(ask func() (failed error, refusing string)) Readiness {
+// readiness asks why sends are refused, "" while they are taken, and why the store stopped or is gone, nil while it is well.
+func (h *health) readiness(ask func() (refusing string, failed error)) Readiness {
 	h.mu.Lock()
 	role := RoleState{State: string(h.mu.state)}
 	if h.mu.state == stateRecovering {
@@ -78,7 +78,7 @@ func (h *health) readiness(ask func() (failed error, refusing string)) Readiness
 	serving := h.mu.state == stateServing
 	h.mu.Unlock()
 	if serving {
-		failed, refusing := ask()
+		refusing, failed := ask()
 		if role.Refusing = refusing; failed != nil {
 			role.State, role.Error, serving = string(stateFailed), failed.Error(), false
 		}

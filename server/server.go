@@ -107,7 +107,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	var keeper atomic.Pointer[retention.Keeper]
 	s.adminAddress = adminListener.Addr().String()
 	admin := serveAdmin(adminListener, registry, func() Readiness {
-		return s.health.readiness(func() (failed error, refusing string) {
+		return s.health.readiness(func() (refusing string, failed error) {
 			if f := storeErr.Load(); f != nil {
 				failed = (*f)()
 			}
@@ -117,7 +117,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 				}
 				refusing = k.Refusing()
 			}
-			return failed, refusing
+			return refusing, failed
 		})
 	}, s.log)
 	defer admin.stop()
@@ -144,7 +144,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 		},
 	})
 	st, err := local.Open(local.Options{
-		FS: s.config.FS, Dir: s.dir, Tables: []store.Table{offsets}, Gather: s.broker.Gather, AfterCommit: flusher.Flush,
+		FS: s.config.FS, Dir: s.dir, JournalDir: b.Journal.Folder, IndexDir: b.Index.Folder, Tables: []store.Table{offsets}, Gather: s.broker.Gather, AfterCommit: flusher.Flush,
 		SegmentBytesMax: b.Journal.SegmentBytesMax, CommitBytesMax: b.Journal.CommitBytesMax, QueueBytesMax: b.Journal.QueueBytesMax,
 		IndexFilesOpenMax: b.Index.FilesOpenMax, CheckpointBytes: b.Store.CheckpointBytes, CheckpointEvery: b.Store.CheckpointEvery,
 		Now: s.config.Now, Logger: s.log, Progress: s.progress,

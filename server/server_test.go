@@ -237,7 +237,7 @@ func TestReadiness(t *testing.T) {
 	var h health
 	var failure error
 	refusing := ""
-	ask := func() (failed error, why string) { return failure, refusing }
+	ask := func() (string, error) { return refusing, failure }
 	broker := func() RoleState { return h.readiness(ask).Roles["broker"] }
 	h.set(stateRecovering)
 	h.progress(5, 10)

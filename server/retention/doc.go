@@ -17,7 +17,7 @@
 // has no floor for age and size. Early, only what groups have consumed goes: a topic without a group is left alone. A group that was
 // not seen for Options.AbandonedAfter does not count any more.
 //
-// The wall clock decides about age and about abandoned groups, so nothing is decided by it for SuspendFor of uptime after it jumped:
-// against the monotonic clock while the broker runs, against what it was when the broker was last seen to run at a start. What
-// is left of that time is kept in a file, so that a restart does not end it.
+// The wall clock decides about age and about abandoned groups. It jumps against the monotonic clock while the broker runs, and at a
+// start against what it was when the broker was last seen to run. After that nothing goes by age for SuspendFor of uptime, and no
+// group is taken as abandoned for AbandonedAfter of it. A file keeps how long that is ago, so that a restart does not end it.
 package retention

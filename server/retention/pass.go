@@ -74,7 +74,7 @@ func (k *Keeper) trimAll(ctx context.Context) error {
 		}
 		abandoned = append(abandoned, gone...)
 		l, before := k.o.limitsOf(t.Settings), int64(0)
-		if l.age > 0 && k.clock.left(k.up()) == 0 {
+		if l.age > 0 && k.clock.left(SuspendFor, k.up()) == 0 {
 			before = wall.Add(-l.age).UnixNano()
 		}
 		if before <= 0 {
@@ -252,11 +252,11 @@ func (k *Keeper) view(t store.Topic, wall time.Time, pass uint64) (v topicView, 
 	return v, abandoned, nil
 }
 
-// seenSince is the time since which a group must have been seen to count, 0 when all count: after a start or a jump of
-// the clock nobody knows, and where an operator stopped consuming nobody can be blamed.
+// seenSince is the time since which a group must have been seen to count, 0 when all count: right after a start, and for as long after
+// a jump of the clock, nobody knows; and where an operator stopped consuming no group is to blame.
 func (k *Keeper) seenSince(t *store.Topic, wall time.Time) int64 {
 	up := k.up()
-	if k.o.AbandonedAfter == 0 || t.Settings.PauseConsume || up < min(settle, k.o.AbandonedAfter) || k.clock.left(up) > 0 {
+	if k.o.AbandonedAfter == 0 || t.Settings.PauseConsume || up < min(settle, k.o.AbandonedAfter) || k.clock.left(max(SuspendFor, k.o.AbandonedAfter), up) > 0 {
 		return 0
 	}
 	return max(1, wall.Add(-k.o.AbandonedAfter).UnixNano())
@@ -306,24 +306,26 @@ func (k *Keeper) passes() uint64 {
 // tick looks at the clock, and returns it.
 func (k *Keeper) tick() time.Time {
 	wall, up := k.o.Now().Round(0), k.up()
-	was := k.clock.why
-	if k.clock.tick(wall, up) {
-		k.count(func(c *counters) { c.jumps++ })
-	}
-	k.setSuspended(was, up)
+	jumped := k.clock.tick(wall, up)
+	k.showClock(jumped, up)
 	return wall
 }
 
-// setSuspended shows what the clock says, and logs a change.
-func (k *Keeper) setSuspended(was string, up time.Duration) {
+// showClock logs a jump, and the end of what follows from one.
+func (k *Keeper) showClock(jumped bool, up time.Duration) {
+	left := k.clock.left(SuspendFor, up)
 	k.mu.Lock()
-	k.mu.status.suspended, k.mu.status.left = k.clock.why, k.clock.left(up)
+	before := k.mu.status.left
+	k.mu.status.suspended, k.mu.status.left = k.clock.why, left
+	if jumped {
+		k.mu.metrics.jumps++
+	}
 	k.mu.Unlock()
 	switch {
-	case k.clock.why != "" && k.clock.why != was:
-		k.o.Logger.Warn("nothing goes by age, and no group is taken as abandoned, for a while: "+k.clock.why, "left", k.clock.left(up).Round(time.Second))
-	case k.clock.why == "" && was != "":
-		k.o.Logger.Info("messages go by age again", "before", was)
+	case jumped, left > 0 && before == 0:
+		k.o.Logger.Warn("nothing goes by age for a while: "+k.clock.why, "left", left.Round(time.Second))
+	case left == 0 && before > 0:
+		k.o.Logger.Info("messages go by age again", "before", k.clock.why)
 	}
 }
 
@@ -331,24 +333,21 @@ func (k *Keeper) setSuspended(was string, up time.Duration) {
 // newest message.
 func (k *Keeper) startClock() {
 	var last int64
-	var left time.Duration
+	var since time.Duration
 	if k.o.StateFile != "" {
 		s, err := readState(k.o.FS, k.o.StateFile)
 		switch {
 		case err != nil:
 			k.o.Logger.Warn("the state of the last run cannot be read: the clock is compared with the newest message", "err", err)
 		case s != nil:
-			last, left = s.Wall, time.Duration(s.Suspended)
+			last, since = s.Wall, time.Duration(s.SinceJump)
 		}
 	}
 	if last == 0 {
 		last = k.newest()
 	}
-	k.clock.start(k.o.Now().Round(0), last, left)
-	if k.clock.why != "" {
-		k.count(func(c *counters) { c.jumps++ })
-	}
-	k.setSuspended("", 0)
+	k.clock.start(k.o.Now().Round(0), last, since)
+	k.showClock(k.clock.why != "" && k.clock.at == 0, 0)
 }
 
 // newest is the stored time of the newest message, 0 if there is none.
@@ -376,5 +375,5 @@ func (k *Keeper) save() error {
 	}
 	up := k.up()
 	k.saved = up
-	return writeState(k.o.FS, k.o.StateFile, state{Wall: k.o.Now().UnixNano(), Suspended: int64(k.clock.left(up))})
+	return writeState(k.o.FS, k.o.StateFile, state{Wall: k.o.Now().UnixNano(), SinceJump: int64(k.clock.since(up))})
 }

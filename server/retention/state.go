@@ -12,14 +12,14 @@ import (
 
 // state is what outlives a restart, one line of JSON and its CRC32C in hex on the next:
 //
-//	{"version":1,"wall":1790000000000000000,"suspended":0}
+//	{"version":1,"wall":1790000000000000000,"sinceJump":0}
 //	1a2b3c4d
 //
 // The store does not depend on it: without it the clock is compared with the newest message.
 type state struct {
 	Version   int   `json:"version"`
 	Wall      int64 `json:"wall"`      // when it was written, unix nanoseconds
-	Suspended int64 `json:"suspended"` // how long nothing is decided by the clock, of uptime
+	SinceJump int64 `json:"sinceJump"` // uptime since the clock jumped; 0: it did not
 }
 
 const (
@@ -43,13 +43,8 @@ func readState(fs vfs.FS, name string) (*state, error) {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return nil, fmt.Errorf("retention: read %s: %w", name, err)
 	}
-	var sum uint32
-	s := new(state)
-	line := len(b) - len("12345678\n")
-	if line > 0 {
-		_, err = fmt.Sscanf(string(b[line:]), "%08x\n", &sum)
-	}
-	if line <= 0 || err != nil || sum != crc32.Checksum(b[:line], castagnoli) {
+	s, line := new(state), max(0, len(b)-len("12345678\n"))
+	if string(b[line:]) != sumLine(b[:line]) {
 		return nil, fmt.Errorf("retention: %s has a wrong checksum", name)
 	}
 	if err := json.Unmarshal(b[:line], s); err != nil || s.Version != stateVersion {
@@ -58,6 +53,8 @@ func readState(fs vfs.FS, name string) (*state, error) {
 	return s, nil
 }
 
+func sumLine(b []byte) string { return fmt.Sprintf("%08x\n", crc32.Checksum(b, castagnoli)) }
+
 func writeState(fs vfs.FS, name string, s state) (err error) {
 	s.Version = stateVersion
 	b, err := json.Marshal(s)
@@ -65,7 +62,7 @@ func writeState(fs vfs.FS, name string, s state) (err error) {
 		return err
 	}
 	b = append(b, '\n')
-	b = fmt.Appendf(b, "%08x\n", crc32.Checksum(b, castagnoli))
+	b = append(b, sumLine(b)...)
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("retention: write %s: %w", name, err)

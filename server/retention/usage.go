@@ -110,7 +110,11 @@ func (k *Keeper) explain(h *store.Hold, s *status, wall time.Time) *wire.StoreHo
 		parts = append(parts, "goes by age in "+ageText(l.age-old))
 	}
 	if l.bytes > 0 {
-		parts = append(parts, fmt.Sprintf("or when the topic has over %s", bytesText(l.bytes)))
+		or := "goes"
+		if l.age > 0 {
+			or = "or"
+		}
+		parts = append(parts, fmt.Sprintf("%s when the topic has over %s", or, bytesText(l.bytes)))
 	}
 	if l.age == 0 && l.bytes == 0 {
 		parts = append(parts, "the topic is kept for ever")
@@ -152,21 +156,15 @@ func why(u *store.Usage, s *status, holds []*wire.StoreHold, wall time.Time) str
 		fmt.Fprintf(&b, "Nothing holds the oldest segment%s so the next pass frees it.", strings.TrimSuffix(begun, ",")+",")
 	default:
 		h := holds[0]
-		fmt.Fprintf(&b, "The oldest segment%s goes when ", begun)
-		where := fmt.Sprintf("partition %d of topic %s", h.Partition, h.Topic)
-		since := ""
+		fmt.Fprintf(&b, "The oldest segment%s is kept by partition %d of topic %s from index %d on", begun, h.Partition, h.Topic, h.First)
 		if h.SinceNs > 0 {
-			since = fmt.Sprintf(" (stored %s ago)", ageText(wall.Sub(time.Unix(0, h.SinceNs))))
+			fmt.Fprintf(&b, ", stored %s ago", ageText(wall.Sub(time.Unix(0, h.SinceNs))))
 		}
-		if h.Group != "" {
-			fmt.Fprintf(&b, "group %s has consumed %s from index %d on%s", h.Group, where, h.First, since)
-		} else {
-			fmt.Fprintf(&b, "%s goes from index %d on%s: %s", where, h.First, since, h.Why)
-		}
+		fmt.Fprintf(&b, ": %s. Without it up to %s could go", h.Why, bytesText(int64(h.Bytes)))
 		if len(holds) > 1 {
-			fmt.Fprintf(&b, "; and so do the other holds, %d of them listed", len(holds)-1)
+			fmt.Fprintf(&b, "; %d more keep it", len(holds)-1)
 		}
-		fmt.Fprintf(&b, ". That frees up to %s.", bytesText(int64(h.Bytes)))
+		b.WriteString(".")
 	}
 	return b.String()
 }
