@@ -13,13 +13,15 @@ import (
 )
 
 // Consumer receives a topic's messages for a group. Any number of consumers, in any number of processes, share the
-// group's messages: the broker leases each partition to one at a time. It has no state to be closed.
+// group's messages: the broker leases each partition to one at a time, unless the group is Parallel. It has no state to be
+// closed.
 type Consumer struct {
 	c          *Client
 	topic      string
 	o          *consumerOptions
 	subscribed atomic.Bool
 	subscribe  chan struct{} // one element: who holds it subscribes
+	pauses     pauses
 
 	// The members of Fetches: each Fetch under way has one of its own.
 	fetchers struct {
@@ -40,6 +42,7 @@ func (c *Client) Consumer(topic string, opts ...ConsumerOption) (*Consumer, erro
 	}
 	k := &Consumer{c: c, topic: topic, o: o, subscribe: make(chan struct{}, 1)}
 	k.subscribe <- struct{}{}
+	k.pauses.changed = make(chan struct{})
 	return k, nil
 }
 
@@ -58,7 +61,7 @@ func (c *Consumer) Subscribe(ctx context.Context) error {
 	if c.subscribed.Load() {
 		return nil
 	}
-	r := &wire.SubscribeRequest{Topic: c.topic, Group: c.o.group, Start: uint32(c.o.start)}
+	r := &wire.SubscribeRequest{Topic: c.topic, Group: c.o.group, Start: uint32(c.o.start), Policy: c.o.policy}
 	if err := c.c.cluster.call(ctx, opSubscribe, c.topic, repeatAlways, wire.CommandSubscribe, r, new(wire.SubscribeResponse)); err != nil {
 		return err
 	}
@@ -95,16 +98,33 @@ func (c *Consumer) Fetch(ctx context.Context, n int, opts ...FetchOption) ([]*De
 		if err := c.Subscribe(ready); err != nil {
 			return nil, c.stopped(opFetch, err)
 		}
+		paused, changed := c.pauses.state()
+		if paused {
+			switch err := c.awaitResume(ctx, changed, deadline); {
+			case err != nil:
+				return nil, c.stopped(opFetch, newError(opFetch, c.topic, -1, "", err))
+			case time.Now().Before(deadline):
+				continue
+			}
+			return nil, nil
+		}
 		r.WaitMs = waitMs(time.Until(deadline))
-		out, l, err := m.fetch(answered, &r, nil)
+		out, l, err := m.fetch(answered, &r, changed, nil)
+		if err == errPaused {
+			continue
+		}
 		if err != nil && answered.Err() != nil && ctx.Err() == nil {
 			err = wire.Errorf(wire.CodeTimeout, "no answer within %v of the wait", callTimeout)
 		}
 		if err == nil {
+			if out.Lease == 0 && out.Gap != 0 {
+				c.gap(out)
+				continue
+			}
 			if out.Lease == 0 {
 				return nil, nil
 			}
-			ds, err := c.deliveries(out, m.number, leaseEnd(out))
+			ds, err := c.deliveries(out, m.number, m.term(out))
 			if err != nil {
 				m.disown(out.Lease, false)
 				return nil, newError(opFetch, c.topic, int(out.Partition), l.addr, err)
@@ -121,6 +141,49 @@ func (c *Consumer) Fetch(ctx context.Context, n int, opts ...FetchOption) ([]*De
 			return nil, c.stopped(opFetch, e)
 		}
 	}
+}
+
+// awaitResume waits until the consumer is resumed, deadline is there or ctx ends, whose error it returns.
+func (c *Consumer) awaitResume(ctx context.Context, changed <-chan struct{}, deadline time.Time) error {
+	t := time.NewTimer(time.Until(deadline))
+	defer t.Stop()
+	select {
+	case <-changed:
+	case <-t.C:
+	case <-ctx.Done():
+	}
+	return ctx.Err()
+}
+
+// Gap is a range of messages [From, To) that the group will never get: the broker has moved it over them.
+type Gap struct {
+	Topic, Group string
+	Partition    uint16
+	From, To     uint64
+	Reason       GapReason
+}
+
+// gap tells of a gap.
+func (c *Consumer) gap(r *wire.FetchResponse) {
+	if c.o.onGap != nil {
+		c.o.onGap(Gap{c.topic, c.o.group, r.Partition, r.From, r.To, r.Gap})
+		return
+	}
+	c.c.o.logger.Warn("messages will never come", "topic", c.topic, "group", c.o.group, "partition", r.Partition, "index", r.From, "to", r.To, "reason", r.Gap)
+}
+
+// Seek moves where the consumer's group stands on the topic: SeekGroup. Other members see it at their next fetch; messages that
+// are being handled may come again, and their acks are refused.
+func (c *Consumer) Seek(ctx context.Context, s Seek) ([]PartitionSeek, error) {
+	if err := c.Subscribe(ctx); err != nil {
+		return nil, err
+	}
+	return c.c.SeekGroup(ctx, c.topic, c.o.group, s)
+}
+
+// Lag returns where the consumer's group stands: GroupLag.
+func (c *Consumer) Lag(ctx context.Context) ([]PartitionLag, error) {
+	return c.c.GroupLag(ctx, c.topic, c.o.group)
 }
 
 // stopped turns the error of a call that the client's Close ended into ErrClosed.
@@ -143,13 +206,6 @@ func waitMs(d time.Duration) uint32 {
 		return 0
 	}
 	return uint32((d + time.Millisecond - 1).Milliseconds())
-}
-
-// leaseEnd is when a lease that has just come ends, as far as this side can tell; the broker's view is earlier by the way
-// of its answer.
-func leaseEnd(r *wire.FetchResponse) time.Time {
-	d := time.Duration(r.LeaseMs) * time.Millisecond
-	return time.Now().Add(d - min(d/20, time.Second))
 }
 
 func addrOf(l *link) string {
@@ -232,8 +288,8 @@ func endRanges(ds []*Delivery, outcome wire.Outcome) []endGroup {
 			groups = append(groups, endGroup{member: d.Member})
 		}
 		g := &groups[k]
-		if d.Deadline.After(g.deadline) {
-			g.deadline = d.Deadline
+		if end := d.term.end(); end.After(g.deadline) {
+			g.deadline = end
 		}
 		if n := len(g.items); n > 0 {
 			if i := &g.items[n-1]; i.Lease == d.Lease && i.Partition == d.partition && i.To == d.Index {
@@ -319,7 +375,9 @@ func (c *Consumer) endCodes(op string, l *link, items []wire.AckRange, codes []w
 // Handler handles one message. nil acknowledges it. An error, or a panic, gives it back after a pause, with what follows it
 // in its lease, so that the order is kept: it comes again, to this or another consumer of the group.
 //
-// ctx has the values of Run's context, but goes on after that has ended, for StopTimeout; it ends with the lease.
+// ctx has the values of Run's context, but goes on after that has ended, for StopTimeout; it ends with the lease, and
+// context.Cause is ErrLeaseExpired then. A handler that needs longer than the ack timeout asks for it with Delivery.Extend, or
+// its consumer does (ExtendLeases).
 type Handler func(ctx context.Context, d *Delivery) error
 
 // Run receives messages and gives them to the handler, Concurrency at a time, those of one partition one after the other.

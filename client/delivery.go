@@ -15,12 +15,14 @@ type Delivery struct {
 	Epoch    uint64    // of the broker that gave it
 	Lease    uint64    // under which it was given
 	Member   uint32    // to whom
+	Attempt  int       // which delivery it is: 1, and one more for each lease of it that ran out
 	Deadline time.Time // when the lease ends by itself, as far as this side can tell
 	BornAt   time.Time // at the producer
 	StoredAt time.Time // at the broker
 
 	consumer  *Consumer
 	partition uint16
+	term      *term
 }
 
 // Ack says that the message was handled: the group does not get it again. nil: that is on disk. Errors that are
@@ -40,13 +42,14 @@ func (d *Delivery) Release(ctx context.Context) error {
 }
 
 // deliveries reads what of a fetch's batches belongs to its lease. The batches are kept by the deliveries.
-func (c *Consumer) deliveries(r *wire.FetchResponse, member uint32, deadline time.Time) ([]*Delivery, error) {
+func (c *Consumer) deliveries(r *wire.FetchResponse, member uint32, t *term) ([]*Delivery, error) {
+	deadline, attempt := t.end(), max(int(r.Attempt), 1)
 	all := make([]Delivery, 0, r.To-r.From)
 	err := c.c.readBatches(r.Batches, r.From, r.To, func(index uint64, stored time.Time, m wire.Message) {
 		all = append(all, Delivery{
 			Message: messageOf(c.topic, r.Partition, m),
-			Group:   c.o.group, Index: index, Epoch: r.Epoch, Lease: r.Lease, Member: member, Deadline: deadline,
-			BornAt: time.Unix(0, m.BornNs), StoredAt: stored, consumer: c, partition: r.Partition,
+			Group:   c.o.group, Index: index, Epoch: r.Epoch, Lease: r.Lease, Member: member, Deadline: deadline, Attempt: attempt,
+			BornAt: time.Unix(0, m.BornNs), StoredAt: stored, consumer: c, partition: r.Partition, term: t,
 		})
 	})
 	if err != nil {

@@ -33,9 +33,24 @@
 // come in order, and what follows a message comes only after its end or in the same lease. A message comes again if its ack
 // did not arrive, its lease ran out, its consumer died, or its handler failed.
 //
+// Run calls a handler, Messages is a loop of the caller's, Fetch asks once. Pause and Resume stop and continue all three; what was
+// fetched and not handled is given back at once, so that others of the group go on with it. Seek moves the group, Lag
+// says where it stands. Messages that the group will never get, because the disk damaged them or retention removed them, are
+// told to OnGap.
+//
+// A handler that needs longer than the ack timeout asks for time with Delivery.Extend, or its consumer does (ExtendLeases). A
+// group that is Parallel has several members at work on one partition, and no order.
+//
 // What a consumer was given and never got (the connection or the context of a Fetch ended before the answer came) is
 // given back as soon as there is a connection. So is what was not acknowledged when Run ends or the client is closed. A consumer
 // that dies without that keeps others waiting for the broker's grace (10 s), a handler that hangs for its ack timeout.
+//
+// # Operating
+//
+// The Client's other calls are what the command line stands on: topics are created, altered, described and deleted, groups
+// listed, moved (SeekGroup) and removed, messages read without a group (Peek), and StoreUsage says what lies on the disks.
+// They are repeated until their context ends; DeleteTopic, SeekGroup and RemoveGroup, which must not be done twice, only while
+// they certainly were not carried out: else their error is ErrUnknown.
 //
 // # Connections
 //

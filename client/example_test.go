@@ -254,3 +254,91 @@ func ExampleConsumer_Run() {
 	// small
 	// large
 }
+
+// Messages are received in a loop. What was fetched and had no turn when the loop ends is given back.
+func ExampleConsumer_Messages() {
+	ctx := context.Background()
+	cl, err := client.Dial(ctx, devBroker(), client.WithApp("reader"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cl.Close(ctx)
+	if err := cl.CreateTopic(ctx, "news", 1); err != nil {
+		log.Fatal(err)
+	}
+	p, err := cl.Producer("news")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, title := range []string{"first", "second", "third"} {
+		if _, err := p.Send(ctx, &client.Message{Body: []byte(title)}); err != nil {
+			log.Fatal(err)
+		}
+	}
+	c, err := cl.Consumer("news", client.Start(client.FromBeginning))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for d, err := range c.Messages(ctx) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("%s\n", d.Body)
+		if err := d.Ack(ctx); err != nil {
+			log.Fatal(err)
+		}
+		if string(d.Body) == "second" {
+			break
+		}
+	}
+	lags, err := c.Lag(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("left:", lags[0].Lag)
+	// Output:
+	// first
+	// second
+	// left: 1
+}
+
+// A paused consumer fetches nothing: others of its group get what comes.
+func ExampleConsumer_Pause() {
+	ctx := context.Background()
+	cl, err := client.Dial(ctx, devBroker(), client.WithApp("pauser"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cl.Close(ctx)
+	if err := cl.CreateTopic(ctx, "alarms", 1); err != nil {
+		log.Fatal(err)
+	}
+	p, err := cl.Producer("alarms")
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := p.Send(ctx, &client.Message{Body: []byte("fire")}); err != nil {
+		log.Fatal(err)
+	}
+	c, err := cl.Consumer("alarms", client.Start(client.FromBeginning))
+	if err != nil {
+		log.Fatal(err)
+	}
+	c.Pause()
+	ds, err := c.Fetch(ctx, 1, client.Wait(10*time.Millisecond))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("paused:", len(ds))
+	c.Resume()
+	if ds, err = c.Fetch(ctx, 1); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("resumed:", len(ds))
+	if err := c.Ack(ctx, ds...); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// paused: 0
+	// resumed: 1
+}

@@ -28,6 +28,9 @@ type fakeBroker struct {
 		batches []fakeBatch // in the order stored
 		acks    int         // requests
 		peers   map[string]int
+		gaps    []fakeGap
+		policy  *wire.GroupPolicy // of the last Subscribe
+		extends int               // requests
 	}
 	// onProduce, if set, is called first and without the lock; an answer other than nil is given instead of storing.
 	onProduce   func(r *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) (handled bool)
@@ -43,6 +46,12 @@ type fakeBatch struct {
 	messages  []wire.Message
 }
 
+// fakeGap is a range that cannot be read.
+type fakeGap struct {
+	partition uint16
+	from, to  uint64
+}
+
 type fakePartition struct {
 	batches []wire.Batch
 	end     uint64
@@ -52,6 +61,7 @@ type fakeGroup struct {
 	offset uint64 // all below is ended
 	ended  map[uint64]bool
 	lease  *fakeLease
+	ranOut map[uint64]uint32 // leases of a message that ran out
 }
 
 type fakeLease struct {
@@ -171,19 +181,35 @@ func (b *fakeBroker) lease(client string, r *wire.FetchRequest) *wire.FetchRespo
 			continue
 		}
 		g := b.group(r.Topic, r.Group, uint32(i))
-		if g.lease != nil && time.Now().After(g.lease.until) {
+		if l := g.lease; l != nil && time.Now().After(l.until) {
+			for n := l.from; n < l.to; n++ {
+				if !l.over[n] {
+					if g.ranOut == nil {
+						g.ranOut = map[uint64]uint32{}
+					}
+					g.ranOut[n]++
+				}
+			}
 			g.lease = nil
 		}
 		if g.lease != nil || g.offset == p.end {
 			continue
 		}
+		gapAt := func(index uint64) int {
+			return slices.IndexFunc(b.mu.gaps, func(gap fakeGap) bool { return gap.partition == uint16(i) && gap.from == index })
+		}
+		if k := gapAt(g.offset); k >= 0 {
+			gap := b.mu.gaps[k]
+			g.offset = gap.to
+			return &wire.FetchResponse{Partition: gap.partition, From: gap.from, To: gap.to, Gap: wire.GapDamaged}
+		}
 		to := g.offset
-		for to < p.end && to-g.offset < uint64(r.MessagesMax) && !g.ended[to] {
+		for to < p.end && to-g.offset < uint64(r.MessagesMax) && !g.ended[to] && gapAt(to) < 0 {
 			to++
 		}
 		b.mu.leases++
 		g.lease = &fakeLease{b.mu.leases, client, r.Member, g.offset, to, map[uint64]bool{}, time.Now().Add(b.leaseTime)}
-		out := &wire.FetchResponse{Lease: b.mu.leases, Partition: uint16(i), From: g.offset, To: to, LeaseMs: uint32(b.leaseTime.Milliseconds()), Epoch: 1}
+		out := &wire.FetchResponse{Lease: b.mu.leases, Partition: uint16(i), From: g.offset, To: to, LeaseMs: uint32(b.leaseTime.Milliseconds()), Epoch: 1, Attempt: 1 + g.ranOut[g.offset]}
 		for _, batch := range p.batches {
 			if batch.FirstIndex() < to && batch.FirstIndex()+uint64(batch.Count()) > g.offset {
 				out.Batches = append(out.Batches, batch...)
@@ -333,6 +359,7 @@ func (b *fakeBroker) Subscribe(ctx context.Context, r *wire.SubscribeRequest) (*
 	if ps == nil {
 		return nil, wire.Errorf(wire.CodeTopicNotFound, "topic %q", r.Topic)
 	}
+	b.mu.policy = r.Policy
 	k := r.Group + "@" + r.Topic
 	created := b.mu.groups[k] == nil
 	if created {
@@ -512,6 +539,27 @@ func start(t testing.TB, b *fakeBroker, tcp bool, opts ...Option) (*Client, *fak
 	return c, s
 }
 
-func (b *fakeBroker) Extend(context.Context, *wire.ExtendRequest) (*wire.ExtendResponse, error) {
-	return nil, wire.Errorf(wire.CodeUnknownCommand, "extend")
+func (b *fakeBroker) Extend(ctx context.Context, r *wire.ExtendRequest) (*wire.ExtendResponse, error) {
+	client := wire.PeerFrom(ctx).ClientID
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.mu.extends++
+	d := time.Duration(r.ExtendMs) * time.Millisecond
+	if d == 0 {
+		d = b.leaseTime
+	}
+	out := &wire.ExtendResponse{LeaseMs: uint32(d.Milliseconds())}
+	for _, name := range r.Leases {
+		code := wire.CodeOK
+		switch l := b.group(r.Topic, r.Group, name.Partition).lease; {
+		case l == nil || l.number != name.Lease || time.Now().After(l.until):
+			code = wire.CodeLeaseExpired
+		case l.client != client || l.member != r.Member:
+			code = wire.CodeLeaseForeign
+		case l.until.Before(time.Now().Add(d)):
+			l.until = time.Now().Add(d)
+		}
+		out.Codes = append(out.Codes, uint32(code))
+	}
+	return out, nil
 }

@@ -36,10 +36,10 @@ type loop struct {
 	}
 }
 
-// ackItem is a range with the time after which its ack is of no use.
+// ackItem is a range with its lease's term, after which an ack is of no use.
 type ackItem struct {
 	wire.AckRange
-	until   time.Time
+	term    *term
 	unknown bool // an attempt may have arrived
 }
 
@@ -59,9 +59,20 @@ func (l *loop) run(ctx, handling context.Context) error {
 	}
 	pause := retryMin
 	for ctx.Err() == nil {
-		out, link, err := l.m.fetch(ctx, &r, l.resend)
+		paused, changed := l.c.pauses.state()
+		if paused {
+			l.pause(ctx, changed)
+			continue
+		}
+		out, link, err := l.m.fetch(ctx, &r, changed, l.resend)
+		if err == errPaused {
+			continue
+		}
 		if err == nil {
 			pause = retryMin
+			if out.Lease == 0 && out.Gap != 0 {
+				l.c.gap(out)
+			}
 			if out.Lease == 0 {
 				continue
 			}
@@ -104,41 +115,50 @@ func (l *loop) await(ctx context.Context, d time.Duration, had *link) {
 
 // handle handles the messages of a lease. An error means that they could not be read.
 func (l *loop) handle(ctx, handling context.Context, link *link, r *wire.FetchResponse) error {
-	deadline := leaseEnd(r)
-	ds, err := l.c.deliveries(r, l.m.number, deadline)
+	term := l.m.term(r)
+	ds, err := l.c.deliveries(r, l.m.number, term)
 	if err != nil {
 		l.m.disown(r.Lease, false)
 		l.logger().Error("what was fetched cannot be read", "topic", l.c.topic, "partition", r.Partition, "index", r.From, "err", err)
 		return err
 	}
-	handling, cancel := context.WithDeadline(handling, deadline)
-	defer cancel()
+	handling, cancel := context.WithCancelCause(handling)
+	defer cancel(nil)
+	defer term.watch(func() { cancel(ErrLeaseExpired) })()
+	var keeper *keeper
+	if l.c.o.extend > 0 {
+		keeper = l.keep(r, term)
+		defer keeper.stop()
+	}
 	l.mu.Lock()
 	l.mu.lease, l.mu.lost = r.Lease, false
 	l.mu.Unlock()
 	left := wire.AckRange{Partition: r.Partition, Lease: r.Lease, From: r.From, To: r.To, Outcome: wire.Released}
 	for _, d := range ds {
-		if ctx.Err() != nil || l.isLost() || time.Now().After(deadline) {
+		if ctx.Err() != nil || l.isLost() || term.over() || l.c.Paused() {
 			break
+		}
+		if keeper != nil {
+			keeper.begin()
 		}
 		if err = l.call(handling, d); err != nil {
 			break
 		}
 		left.From = d.Index + 1
 		l.backoff = l.c.o.backoffMin
-		l.add(d, deadline, left.From == left.To)
+		l.add(d, left.From == left.To)
 	}
-	l.flush(deadline)
+	l.flush(term)
 	if left.From == left.To || l.isLost() {
 		return nil
 	}
 	if err != nil {
 		l.logger().Warn("handler failed", "topic", l.c.topic, "group", l.c.o.group, "partition", r.Partition, "index", left.From, "err", err, "pause", l.backoff)
 		l.pump(link)
-		l.c.c.cluster.pause(ctx, min(l.backoff, time.Until(deadline)))
+		l.c.c.cluster.pause(ctx, min(l.backoff, time.Until(term.end())))
 		l.backoff = min(2*l.backoff, l.c.o.backoffMax)
 	}
-	l.start(ackItem{AckRange: left, until: deadline})
+	l.start(ackItem{AckRange: left, term: term})
 	l.pump(link)
 	return nil
 }
@@ -161,14 +181,14 @@ func (l *loop) isLost() bool {
 }
 
 // add counts d as handled. The ack goes with those that follow, unless they take long.
-func (l *loop) add(d *Delivery, deadline time.Time, last bool) {
+func (l *loop) add(d *Delivery, last bool) {
 	l.mu.Lock()
 	h := &l.mu.handled
 	if h.To == 0 {
 		*h = wire.AckRange{Partition: d.partition, Lease: d.Lease, From: d.Index, To: d.Index, Outcome: wire.Acked}
 		l.mu.since = time.Now()
 		if !last {
-			l.arm(deadline)
+			l.arm(d.term)
 		}
 	}
 	h.To = d.Index + 1
@@ -176,12 +196,12 @@ func (l *loop) add(d *Delivery, deadline time.Time, last bool) {
 }
 
 // arm sets the timer. l.mu is held.
-func (l *loop) arm(deadline time.Time) {
+func (l *loop) arm(t *term) {
 	if l.timer != nil {
 		l.timer.Stop()
 	}
 	l.timer = time.AfterFunc(l.c.o.ackAfter, func() {
-		l.flush(deadline)
+		l.flush(t)
 		if link := l.c.c.cluster.pick(l.m.number); link != nil {
 			l.pump(link)
 		}
@@ -189,7 +209,7 @@ func (l *loop) arm(deadline time.Time) {
 }
 
 // flush queues the ack of what was handled.
-func (l *loop) flush(until time.Time) {
+func (l *loop) flush(t *term) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.timer != nil {
@@ -197,7 +217,7 @@ func (l *loop) flush(until time.Time) {
 		l.timer = nil
 	}
 	if l.mu.handled.To != 0 {
-		l.mu.failed = append(l.mu.failed, ackItem{AckRange: l.mu.handled, until: until})
+		l.mu.failed = append(l.mu.failed, ackItem{AckRange: l.mu.handled, term: t})
 		l.mu.handled = wire.AckRange{}
 	}
 }
@@ -244,7 +264,6 @@ func (l *loop) resend(link *link) {
 
 // acked takes the answer of an ack, on the connection's reading goroutine or where it is closed.
 func (l *loop) acked(items []ackItem, codes []wire.Code, err error) {
-	now := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.mu.inFlight--; l.mu.inFlight == 0 && l.mu.idle != nil {
@@ -260,7 +279,7 @@ func (l *loop) acked(items []ackItem, codes []wire.Code, err error) {
 		switch {
 		case code == wire.CodeOK, code == wire.CodeAlreadyEnded:
 			l.m.told(&i.AckRange, code)
-		case err != nil && wire.Traits[code].Retry != wire.RetryNever && now.Before(i.until):
+		case err != nil && wire.Traits[code].Retry != wire.RetryNever && !i.term.over():
 			l.mu.failed = append(l.mu.failed, i)
 		default:
 			if i.Lease == l.mu.lease {
@@ -278,7 +297,12 @@ func (l *loop) acked(items []ackItem, codes []wire.Code, err error) {
 func (l *loop) settle() {
 	ctx, cancel := context.WithTimeout(l.c.c.cluster.ctx, settleTimeout)
 	defer cancel()
-	defer l.m.retire(ctx)
+	l.drain(ctx)
+	l.m.retire(ctx)
+}
+
+// drain sends what is left and waits for the answers, until ctx ends.
+func (l *loop) drain(ctx context.Context) {
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
 		l.mu.Lock()
 		queued, inFlight := len(l.mu.failed), l.mu.inFlight

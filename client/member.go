@@ -5,7 +5,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/jmqio/jmq/wire"
 )
@@ -35,7 +34,7 @@ type member struct {
 // ended, which does no harm.
 type lease struct {
 	from, to uint64
-	until    time.Time
+	term     *term
 	over     [(wire.BatchMessagesMax + 63) / 64]uint64 // a bit for each message that was acked or given back
 	left     uint64                                    // messages without
 	doubt    bool                                      // what gave some of it back may not have arrived
@@ -59,9 +58,9 @@ type fetchCall struct {
 	header []byte
 }
 
-// fetch asks once and waits for the answer, whose batches are the caller's. before is called with the connection first:
-// what it starts there reaches the broker before the fetch.
-func (m *member) fetch(ctx context.Context, r *wire.FetchRequest, before func(*link)) (*wire.FetchResponse, *link, error) {
+// fetch asks once and waits for the answer, whose batches are the caller's; or until paused, with errPaused. before is called
+// with the connection first: what it starts there reaches the broker before the fetch.
+func (m *member) fetch(ctx context.Context, r *wire.FetchRequest, paused <-chan struct{}, before func(*link)) (*wire.FetchResponse, *link, error) {
 	c := m.c.c
 	l := c.cluster.pick(m.number)
 	if l == nil {
@@ -87,13 +86,19 @@ func (m *member) fetch(ctx context.Context, r *wire.FetchRequest, before func(*l
 		return nil, l, err
 	}
 	l.FlushShared()
+	var ended error
 	select {
 	case <-f.ready:
 	case <-ctx.Done():
+		ended = ctx.Err()
+	case <-paused:
+		ended = errPaused
+	}
+	if ended != nil {
 		// It is not taken back: a lease may be on its way, and is given back when it comes.
 		if f.state.CompareAndSwap(pendingWaits, pendingAbandoned) {
-			m.answered(r, nil, ctx.Err())
-			return nil, l, ctx.Err()
+			m.answered(r, nil, ended)
+			return nil, l, ended
 		}
 		<-f.ready
 	}
@@ -142,7 +147,7 @@ func (m *member) begin(r *wire.FetchRequest) {
 	if !m.mu.doubt && !r.Leave {
 		return
 	}
-	m.expire(time.Now())
+	m.expire()
 	if len(m.mu.leases) > wire.FetchHeldMax {
 		return // it cannot name all that it has: then nothing ends before some of that has
 	}
@@ -171,9 +176,19 @@ func (m *member) answered(r *wire.FetchRequest, out *wire.FetchResponse, err err
 			if m.mu.leases == nil {
 				m.mu.leases = map[uint64]*lease{}
 			}
-			m.mu.leases[out.Lease] = &lease{from: out.From, to: out.To, until: leaseEnd(out), left: out.To - out.From}
+			m.mu.leases[out.Lease] = &lease{from: out.From, to: out.To, term: newTerm(out.LeaseMs), left: out.To - out.From}
 		}
 	}
+}
+
+// term returns that of a lease that has just come.
+func (m *member) term(r *wire.FetchResponse) *term {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if l := m.mu.leases[r.Lease]; l != nil {
+		return l.term
+	}
+	return newTerm(r.LeaseMs)
 }
 
 // doubtful reports whether a lease may have been given all the same when a fetch ends with that code.
@@ -186,9 +201,9 @@ func doubtful(c wire.Code) bool {
 }
 
 // expire forgets leases whose time is over. m.mu is held.
-func (m *member) expire(now time.Time) {
+func (m *member) expire() {
 	for number, l := range m.mu.leases {
-		if now.After(l.until) {
+		if l.term.over() {
 			delete(m.mu.leases, number)
 		}
 	}
@@ -347,7 +362,7 @@ func (c *Client) track(m *member) {
 func (m *member) has() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.expire(time.Now())
+	m.expire()
 	return m.mu.doubt || len(m.mu.leases) > 0
 }
 

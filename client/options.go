@@ -177,6 +177,9 @@ type consumerOptions struct {
 	stopTimeout time.Duration
 	backoffMin  time.Duration
 	backoffMax  time.Duration
+	policy      *wire.GroupPolicy // nil: as it is
+	onGap       func(Gap)         // nil: a warning is logged
+	extend      time.Duration     // 0: leases are not extended
 }
 
 func newConsumerOptions(app string, list []ConsumerOption) (*consumerOptions, error) {
@@ -270,6 +273,38 @@ func Backoff(first, most time.Duration) ConsumerOption {
 			return fmt.Errorf("Backoff: %v to %v is not a range above 0", first, most)
 		}
 		return nil
+	}
+}
+
+// Parallel gives messages of one partition to several members at the same time, so that a slow one holds up no others: up to
+// window of a partition, at most half of them to one member; 0: 2000. Their order is not kept. It is the group's: it holds for
+// all its consumers, until Client.AlterGroup changes it. Default: as the group is; a new one keeps the order.
+func Parallel(window int) ConsumerOption {
+	return func(o *consumerOptions) (err error) {
+		o.policy, err = GroupPolicy{Parallel: true, Window: window}.wire()
+		return err
+	}
+}
+
+// OnGap is told of messages that the group will never get, because the disk damaged them or retention removed them. It is
+// called where they were fetched for, by several goroutines if there are, and fetching goes on when it returns. Each gap is
+// told to one consumer of the group, at least once. Default: a warning is logged.
+func OnGap(f func(Gap)) ConsumerOption {
+	return func(o *consumerOptions) error {
+		o.onGap = f
+		if f == nil {
+			return errors.New("OnGap: nil")
+		}
+		return nil
+	}
+}
+
+// ExtendLeases makes Run extend the lease of a message while its handler runs, for at most most from the handler's begin. A
+// handler that hangs keeps its partition for that long. Default: a lease ends at the ack timeout.
+func ExtendLeases(most time.Duration) ConsumerOption {
+	return func(o *consumerOptions) error {
+		o.extend = most
+		return positive("ExtendLeases", most)
 	}
 }
 

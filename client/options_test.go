@@ -47,14 +47,14 @@ func TestOptionsAreJudgedTogether(t *testing.T) {
 	}
 	b := newFakeBroker()
 	c, _ := start(t, b, false)
-	_, err = c.Producer("a/b", Timeout(0), MergeAfter(-1), Compress(9, 0), Compress(Zstd, -1))
-	for _, want := range []string{"topic name", "Timeout", "MergeAfter", "unknown compression", "from"} {
+	_, err = c.Producer("a/b", Timeout(0), MergeAfter(-1), Compress(9, 0), Compress(Zstd, -1), Buffer(0, 0))
+	for _, want := range []string{"topic name", "Timeout", "MergeAfter", "unknown compression", "from", "Buffer: messages", "Buffer: bytes"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not in: %v", want, err)
 		}
 	}
-	_, err = c.Consumer("", Group("a..b"), Concurrency(0), Batch(1001), BatchBytes(0), PollWait(time.Minute), AckAfter(0), StopTimeout(0), Backoff(2, 1), Start(7))
-	for _, want := range []string{"topic name", "group", "Concurrency", "Batch:", "BatchBytes", "PollWait", "AckAfter", "StopTimeout", "Backoff", "Start"} {
+	_, err = c.Consumer("", Group("a..b"), Concurrency(0), Batch(1001), BatchBytes(0), PollWait(time.Minute), AckAfter(0), StopTimeout(0), Backoff(2, 1), Start(7), Parallel(-1), OnGap(nil), ExtendLeases(0))
+	for _, want := range []string{"topic name", "group", "Concurrency", "Batch:", "BatchBytes", "PollWait", "AckAfter", "StopTimeout", "Backoff", "Start", "Window", "OnGap", "ExtendLeases"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not in: %v", want, err)
 		}
