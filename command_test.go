@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -339,4 +341,158 @@ func TestMsgGet(t *testing.T) {
 	sh.fails(exitUsage, "--count", "", "msg get orders 0 0 -n 0")
 	sh.fails(exitUsage, "--body", "", "msg get orders 0 0 --body x")
 	sh.fails(exitUsage, "--time", "", "msg get orders 0 --time soon")
+}
+
+// A group's day: it is listed, described, moved in every way (dry first), altered, watched and removed; who did it and why is told.
+func TestGroups(t *testing.T) {
+	server := servertest.Start(t)
+	sh := shell{t, server.Address()}
+	sh.ok("", "topic create orders -p 1")
+	if out := sh.ok("", "group ls"); out != "no group consumes yet\n" {
+		t.Errorf("no groups: %q", out)
+	}
+	sh.ok("", "produce orders -n 10", "x")
+	sh.ok("", "consume orders -g pay --from-beginning -n 6")
+	sh.ok("", "consume orders -g ship --from-beginning -n 1")
+	if out := sh.ok("", "group ls -o name"); out != "pay\nship\n" {
+		t.Errorf("ls: %q", out)
+	}
+	var groups []groupInfo
+	if out := sh.ok("", "group ls orders -o json"); json.Unmarshal([]byte(out), &groups) != nil || len(groups) != 2 || groups[0].Lag != 4 || groups[1].Lag != 9 || groups[0].Topic != "orders" {
+		t.Errorf("ls: %s", out)
+	}
+	offset := func() uint64 {
+		t.Helper()
+		var lags []lagInfo
+		out := sh.ok("", "group lag orders pay -o json")
+		if err := json.Unmarshal([]byte(out), &lags); err != nil || len(lags) != 1 {
+			t.Fatalf("lag: %v %s", err, out)
+		}
+		return lags[0].AckOffset
+	}
+	for _, c := range []struct {
+		to             string
+		from, want     uint64
+		again, skipped uint64
+		cut            bool
+	}{
+		{"start", 6, 0, 6, 0, false}, {"end", 0, 10, 0, 10, false}, {"-3", 10, 7, 3, 0, false}, {"+1", 7, 8, 0, 1, false}, {"5", 8, 5, 3, 0, false},
+		{"1h", 5, 0, 5, 0, false}, {"99", 0, 10, 0, 10, true}, {"-99", 10, 0, 10, 0, true}, {"2261-01-01", 0, 10, 0, 10, false}, {"+0", 10, 10, 0, 0, false},
+	} {
+		var dry, moved []seekInfo
+		if out := sh.ok("", "group seek orders pay --dry-run -o json --to "+c.to); json.Unmarshal([]byte(out), &dry) != nil || len(dry) != 1 || !dry[0].DryRun {
+			t.Fatalf("dry run: %s", out)
+		}
+		if got := offset(); got != c.from {
+			t.Errorf("a dry run moved the group from %d to %d", c.from, got)
+		}
+		if out := sh.ok("", "group seek orders pay --yes -o json --reason because --to "+c.to); json.Unmarshal([]byte(out), &moved) != nil || len(moved) != 1 {
+			t.Fatalf("seek: %s", out)
+		}
+		want := seekInfo{Group: "pay", Topic: "orders", From: c.from, To: c.want, Again: c.again, Skipped: c.skipped, LagFrom: 10 - c.from, LagTo: 10 - c.want, End: 10, Generation: moved[0].Generation, Cut: c.cut}
+		if moved[0] != want || offset() != c.want {
+			t.Errorf("--to %s: got %+v and stands at %d, want %+v", c.to, moved[0], offset(), want)
+		}
+		want.DryRun = true
+		if dry[0] != want {
+			t.Errorf("--to %s: dry run %+v, want %+v", c.to, dry[0], want)
+		}
+	}
+	sh.ok("", "group reset orders pay --yes --reason", "wrong totals")
+	out := sh.ok("", "group describe orders pay")
+	for _, want := range []string{"pay on orders, in order", "10 messages; 0 leased", "last reset", "by app=cli", ": wrong totals"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("describe says nothing of %q:\n%s", want, out)
+		}
+	}
+	if out := sh.ok("", "group alter orders pay --window 7"); !strings.Contains(out, "parallel 7") {
+		t.Errorf("alter: %s", out)
+	}
+	if out := sh.ok("", "group alter orders pay --parallel=false"); !strings.Contains(out, "in order") {
+		t.Errorf("alter: %s", out)
+	}
+	sh.fails(exitUsage, "say what to change", "", "group alter orders pay")
+	sh.fails(exitUsage, "--window is for", "", "group alter orders pay --parallel=false --window 5")
+	sh.fails(exitUsage, "say where to", "", "group seek orders pay --yes")
+	sh.fails(exitUsage, "--partition", "", "group seek orders pay --to end --yes --partition 70000")
+	sh.fails(exitNotFound, "", "", "group seek orders pay --to end --yes --partition 7")
+	for _, line := range []string{"group describe orders nobody", "group lag orders nobody", "group seek orders nobody --to end --yes", "group alter orders nobody --parallel", "group rm orders nobody --yes"} {
+		sh.fails(exitNotFound, "there are: pay, ship", "", line)
+		sh.fails(exitNotFound, "jmq topic create", "", strings.Replace(line, "orders", "nothing", 1))
+	}
+
+	// Watching goes on until it is told to stop.
+	watching, stop := context.WithCancel(t.Context())
+	r, w := io.Pipe()
+	ended := make(chan int, 1)
+	go func() {
+		ended <- execute(watching, []string{"group", "lag", "orders", "--watch", "--every", "100ms", "-o", "csv", "-a", server.Address()}, nil, w, io.Discard)
+		w.Close()
+	}()
+	lines := bufio.NewScanner(r)
+	seen := 0
+	for lines.Scan() {
+		if strings.HasPrefix(lines.Text(), "pay,") {
+			if seen++; seen == 3 {
+				stop()
+			}
+		}
+	}
+	if code := <-ended; code != exitOK || seen < 3 {
+		t.Errorf("watch: exit %d after %d times", code, seen)
+	}
+	stop()
+
+	// Names are completed.
+	t.Setenv(envAddress, server.Address())
+	for line, want := range map[string]string{
+		"topic describe": "orders\n:4\n", "group seek orders": "pay\nship\n:4\n", "consume orders -g": "pay\nship\n:4\n", "group seek orders pay": ":4\n", "msg get": "orders\n:4\n",
+	} {
+		if out := (shell{t, ""}).okCompletion(append(strings.Fields(line), "")...); out != want {
+			t.Errorf("completion of %s: %q, want %q", line, out, want)
+		}
+	}
+
+	sh.ok("", "group rm orders pay --yes")
+	if out := sh.ok("", "group ls -o name"); out != "ship\n" {
+		t.Errorf("after rm: %q", out)
+	}
+}
+
+func (s shell) okCompletion(args ...string) string {
+	s.t.Helper()
+	var out, errs bytes.Buffer
+	if code := execute(s.t.Context(), append([]string{"__complete"}, args...), nil, &out, &errs); code != exitOK {
+		s.t.Errorf("completion of %q: exit %d, %s", args, code, errs.String())
+	}
+	return out.String()
+}
+
+// Topics are altered, paused and deleted; what is deleted is gone, and a new one of the name is empty.
+func TestTopics(t *testing.T) {
+	sh := shell{t, servertest.Start(t).Address()}
+	sh.ok("", "topic create orders -p 1 --retention 7d --retention-bytes 1GiB")
+	sh.ok("", "produce orders x")
+	if out := sh.ok("", "topic ls -o csv"); !strings.HasSuffix(out, ",7d,1.0 GiB,no\n") {
+		t.Errorf("ls: %s", out)
+	}
+	if out := sh.ok("", "topic alter orders -p 3 --retention forever"); !strings.Contains(out, "forever") {
+		t.Errorf("alter: %s", out)
+	}
+	sh.fails(exitUsage, "", "", "topic alter orders -p 2")
+	sh.ok("", "topic pause orders --produce")
+	sh.fails(exitError, "jmq topic resume", "", "produce orders --timeout 300ms x")
+	sh.ok("", "topic resume orders")
+	sh.ok("", "topic pause orders --consume")
+	sh.fails(exitTimeout, "no message came", "", "consume orders -g pay --from-beginning --timeout 300ms")
+	sh.ok("", "topic resume orders")
+	sh.ok("", "consume orders -g pay --from-beginning -n 1")
+	sh.ok("", "topic delete orders --yes")
+	sh.fails(exitNotFound, "jmq topic create", "", "topic delete orders --yes")
+	sh.fails(exitNotFound, "jmq topic create", "", "topic pause orders")
+	sh.ok("", "topic create orders -p 1")
+	sh.fails(exitNotFound, "nothing is stored there", "", "msg get orders 0 0")
+	if out := sh.ok("", "group ls"); out != "no group consumes yet\n" {
+		t.Errorf("groups of the topic before: %s", out)
+	}
 }

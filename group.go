@@ -132,12 +132,12 @@ func groupListCommand() *cobra.Command {
 
 // noGroup says which groups there are.
 func noGroup(ctx context.Context, a wire.Admin, topic, group string) error {
-	r, err := a.GroupLag(ctx, &wire.GroupLagRequest{Topic: topic})
+	r, err := a.ListGroups(ctx, &wire.ListGroupsRequest{Topic: topic})
 	if err != nil {
 		return err
 	}
 	var names []string
-	for _, g := range r.GetPartitions() {
+	for _, g := range r.GetGroups() {
 		names = append(names, g.Group)
 	}
 	known := "none consumes it yet"

@@ -124,7 +124,6 @@ type recordInfo struct {
 type recordDecoder struct {
 	topics map[offset.Topic]string
 	groups map[offset.GroupID]string
-	codec  wire.Codec
 	ends   []offset.End
 }
 
@@ -154,6 +153,8 @@ func (d *recordDecoder) describe(rec journal.Record) recordInfo {
 		i.Says, i.Data, err = d.reset(rec.Payload)
 	case journal.KindEnd:
 		i.Says, i.Data, err = d.endRecord(rec.Payload)
+	case journal.KindLeaseExpiry:
+		i.Says, i.Data, err = d.expiries(rec.Payload)
 	case journal.KindLost:
 		i.Says = fmt.Sprintf("%d bytes were lost to damage here", journal.RecordBytes(len(rec.Payload)))
 	case journal.KindEpoch:
@@ -245,7 +246,7 @@ func (d *recordDecoder) reset(payload []byte) (string, any, error) {
 	if r.TopicName != "" {
 		d.topics[r.Topic] = r.TopicName
 	}
-	i := groupResetInfo{"reset", r.GroupName, d.topic(r.Topic), false, 0, []groupStartInfo{}, r.Who, r.Why}
+	i := groupResetInfo{r.Operation.String(), r.GroupName, d.topic(r.Topic), r.Policy.Parallel, r.Policy.Window, []groupStartInfo{}, r.Who, r.Why}
 	var places []string
 	for _, s := range r.Starts {
 		i.Starts = append(i.Starts, groupStartInfo{s.Partition, s.Generation, uint64(s.Offset)})
@@ -254,6 +255,9 @@ func (d *recordDecoder) reset(payload []byte) (string, any, error) {
 	says := fmt.Sprintf("%s of group %s on %s", i.Operation, r.GroupName, i.Topic)
 	if len(places) > 0 {
 		says += ", to " + shorten(places)
+	}
+	if r.Policy.Parallel {
+		says += fmt.Sprintf(", parallel %d", r.Policy.Window)
 	}
 	return says + audit(r.Who, r.Why), i, nil
 }
@@ -288,6 +292,20 @@ func (d *recordDecoder) endRecord(payload []byte) (string, any, error) {
 	ranges := []rangeInfo{}
 	for _, e := range d.ends {
 		ranges = append(ranges, rangeInfo{d.group(e.Group), d.topic(e.Topic), e.Partition, e.Generation, outcomeNames[e.Outcome], uint64(e.Range.From), uint64(e.Range.To)})
+	}
+	return sayRanges(ranges), ranges, nil
+}
+
+func (d *recordDecoder) expiries(payload []byte) (string, any, error) {
+	expiries, err := offset.DecodeExpiries(payload)
+	if err != nil {
+		return "", nil, err
+	}
+	ranges := []rangeInfo{}
+	for _, e := range expiries {
+		for _, r := range e.Ranges {
+			ranges = append(ranges, rangeInfo{d.group(e.Group), d.topic(e.Topic), e.Partition, e.Generation, fmt.Sprintf("expired %d times", e.Count), uint64(r.From), uint64(r.To)})
+		}
 	}
 	return sayRanges(ranges), ranges, nil
 }
