@@ -188,8 +188,7 @@ func (s *fakeStore) Trim(p store.Partition, first index.Index) error {
 }
 
 // oldest returns the number of the oldest segment and what of it is kept.
-func (s *fakeStore) oldest() (number int64, kept map[store.Partition]int64, bytes int64) {
-	kept = map[store.Partition]int64{}
+func (s *fakeStore) oldest() (number, bytes int64) {
 	number = s.end / s.segmentBytes
 	if len(s.log) > 0 {
 		number = s.log[0].position / s.segmentBytes
@@ -199,18 +198,17 @@ func (s *fakeStore) oldest() (number int64, kept map[store.Partition]int64, byte
 			break
 		}
 		if part := s.parts[r.p]; part != nil && r.i >= part.first {
-			kept[r.p] += r.bytes
 			bytes += r.bytes
 		}
 	}
-	return number, kept, bytes
+	return number, bytes
 }
 
 func (s *fakeStore) Reclaim(ctx context.Context) (freed int64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for ctx.Err() == nil {
-		number, _, bytes := s.oldest()
+		number, bytes := s.oldest()
 		if number == s.end/s.segmentBytes || bytes > s.segmentBytes/4 {
 			return freed, nil
 		}
@@ -235,16 +233,20 @@ func (s *fakeStore) Usage(holdsMax int) (u store.Usage, err error) {
 	if s.err != nil {
 		return u, s.err
 	}
-	number, kept, _ := s.oldest()
+	number, _ := s.oldest()
 	last := s.end / s.segmentBytes
 	u = store.Usage{
 		Segments: int(last - number + 1), JournalBytes: (last - number + 1) * s.segmentBytes,
 		Begin: journal.Position(number * s.segmentBytes), End: journal.Position(s.end), Oldest: s.begun[number],
 	}
-	if number < last {
-		for p, bytes := range kept {
-			part := s.parts[p]
-			u.Holds = append(u.Holds, store.Hold{Partition: p, First: part.first, Stored: part.stored[part.first], Bytes: bytes})
+	seen := map[store.Partition]bool{}
+	for _, r := range s.log {
+		if r.position/s.segmentBytes == last && len(u.Holds) == 0 {
+			break // there is the active segment only
+		}
+		if part := s.parts[r.p]; part != nil && r.i >= part.first && !seen[r.p] && len(u.Holds) < holdsMax {
+			seen[r.p] = true
+			u.Holds = append(u.Holds, store.Hold{Partition: r.p, First: part.first, Stored: part.stored[part.first], Bytes: s.end - r.position})
 		}
 	}
 	slices.SortFunc(u.Holds, func(a, b store.Hold) int {

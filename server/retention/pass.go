@@ -133,7 +133,7 @@ func (k *Keeper) deleteEarly(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if !deletable(u.Holds, views) {
+		if !deletable(&u, views) {
 			blocked = true
 			return nil
 		}
@@ -171,9 +171,15 @@ func firstStep(u *store.Usage, need, wall int64) time.Duration {
 	return max(earlyStepMin, time.Duration(float64(max(0, wall-u.Oldest))*min(1, share)))
 }
 
-// deletable reports whether something of what holds the oldest segments may go early; also when nothing is listed.
-func deletable(holds []store.Hold, views []topicView) bool {
-	for _, h := range holds {
+// deletable reports whether something that keeps the oldest segment may go early; also when nothing does.
+func deletable(u *store.Usage, views []topicView) bool {
+	// A hold without which so much could go begins in the oldest segment.
+	all := int64(u.End - u.Begin)
+	least := all - all/int64(max(u.Segments, 1))
+	for _, h := range u.Holds {
+		if h.Bytes < least {
+			continue
+		}
 		i, ok := slices.BinarySearchFunc(views, h.Partition.Topic, func(v topicView, id store.TopicID) int { return cmp.Compare(v.topic.ID, id) })
 		if !ok || h.Why != "" || views[i].topic.Incarnation != h.Partition.Incarnation || int(h.Partition.Partition) >= len(views[i].ps) {
 			continue
@@ -182,7 +188,7 @@ func deletable(holds []store.Hold, views []topicView) bool {
 			return true
 		}
 	}
-	return len(holds) == 0
+	return len(u.Holds) == 0
 }
 
 // viewAll reads all topics, by id.

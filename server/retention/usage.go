@@ -150,7 +150,7 @@ func why(u *store.Usage, s *status, holds []*wire.StoreHold, wall time.Time) str
 		begun = fmt.Sprintf(", begun %s ago,", ageText(wall.Sub(time.Unix(0, u.Oldest))))
 	}
 	switch {
-	case len(holds) == 0 && u.Segments <= 1:
+	case u.Segments <= 1:
 		b.WriteString("The journal is one segment, which is being written.")
 	case len(holds) == 0:
 		fmt.Fprintf(&b, "Nothing holds the oldest segment%s so the next pass frees it.", strings.TrimSuffix(begun, ",")+",")
@@ -160,11 +160,7 @@ func why(u *store.Usage, s *status, holds []*wire.StoreHold, wall time.Time) str
 		if h.SinceNs > 0 {
 			fmt.Fprintf(&b, ", stored %s ago", ageText(wall.Sub(time.Unix(0, h.SinceNs))))
 		}
-		fmt.Fprintf(&b, ": %s. Without it up to %s could go", h.Why, bytesText(int64(h.Bytes)))
-		if len(holds) > 1 {
-			fmt.Fprintf(&b, "; %d more keep it", len(holds)-1)
-		}
-		b.WriteString(".")
+		fmt.Fprintf(&b, ": %s. Without it up to %s could go.", h.Why, bytesText(int64(h.Bytes)))
 	}
 	return b.String()
 }
