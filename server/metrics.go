@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -24,6 +25,7 @@ const seriesMax = 10_000
 // collector renders the packages' Metrics at each scrape. It keeps nothing of its own.
 type collector struct {
 	buildInfo prometheus.Metric
+	now       func() time.Time
 
 	mu struct {
 		sync.Mutex
@@ -34,8 +36,8 @@ type collector struct {
 	}
 }
 
-func newCollector(version, name, brokerGroup string) *collector {
-	return &collector{buildInfo: prometheus.MustNewConstMetric(
+func newCollector(version, name, brokerGroup string, now func() time.Time) *collector {
+	return &collector{now: now, buildInfo: prometheus.MustNewConstMetric(
 		prometheus.NewDesc("jmq_build_info", "Version of this binary; always 1.", nil,
 			prometheus.Labels{"version": version, "broker": name, "broker_group": brokerGroup}), prometheus.GaugeValue, 1)}
 }
@@ -60,6 +62,8 @@ var (
 	descStored       = desc("jmq_topic_messages", "Messages kept now.", "topic")
 	descPartitions   = desc("jmq_topic_partitions", "Partitions of a topic.", "topic")
 	descGroupLag     = desc("jmq_group_lag_messages", "Messages that a group has not consumed.", "topic", "group")
+	descGroupAge     = desc("jmq_group_lag_seconds", "How long ago the oldest message was stored that a group has not consumed; 0: it has consumed all.", "topic", "group")
+	descTopicAge     = desc("jmq_topic_oldest_seconds", "How long ago the oldest message kept was stored; 0: none is.", "topic")
 	descGroupLeased  = desc("jmq_group_inflight_messages", "Messages that members of a group hold now.", "topic", "group")
 	descLeftOut      = desc("jmq_series_left_out", "Series not shown, since a metric has too many.")
 	descBytesIn      = desc("jmq_message_in_bytes_total", "Bytes of the batches stored and committed, since the start.")
@@ -186,7 +190,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	counter(descNetOut, float64(n.BytesWritten))
 	counter(descPanics, float64(n.Panics))
 
-	gauge(descLeftOut, float64(collectTopics(b, s, counter, gauge)))
+	gauge(descLeftOut, float64(collectTopics(b, s, c.now(), counter, gauge)))
 }
 
 // collectRetention renders what is known of disks, and what went.
@@ -222,48 +226,105 @@ func oneIf(yes bool) float64 {
 	return 0
 }
 
+// lookups bounds how many stored times one scrape looks up, which may be a read of the disk each.
+const lookupsMax = 20_000
+
+// lookups is how many are left, and the wall clock.
+type lookups struct {
+	store *local.Store
+	left  int
+	now   time.Time
+}
+
+// age returns how long ago the oldest of some messages was stored, none of them 0; false if that is too much to look up.
+func (l *lookups) age(oldest []at) (time.Duration, bool) {
+	if len(oldest) > l.left {
+		return 0, false
+	}
+	l.left -= len(oldest)
+	var age time.Duration
+	for _, m := range oldest {
+		// One that cannot be read, or went meanwhile, has no age.
+		if stored, err := l.store.Stored(m.partition, m.index); err == nil {
+			age = max(age, l.now.Sub(time.Unix(0, stored)))
+		}
+	}
+	return age, true
+}
+
+// at names a message.
+type at struct {
+	partition store.Partition
+	index     index.Index
+}
+
 // collectTopics renders what has a topic or a group, and returns how many series it left out.
-func collectTopics(b *broker.Broker, s *local.Store, counter, gauge func(*prometheus.Desc, float64, ...string)) (leftOut int) {
+func collectTopics(b *broker.Broker, s *local.Store, now time.Time, counter, gauge func(*prometheus.Desc, float64, ...string)) (leftOut int) {
 	topics, groups := 0, 0
+	look := lookups{store: s, left: lookupsMax, now: now}
+	aged := func(d *prometheus.Desc, oldest []at, labels ...string) {
+		if age, ok := look.age(oldest); ok {
+			gauge(d, age.Seconds(), labels...)
+		} else {
+			leftOut++
+		}
+	}
 	for _, t := range s.Topics() {
 		if topics++; topics > seriesMax {
 			leftOut++
 			continue
 		}
+		partition := func(p uint32) store.Partition {
+			return store.Partition{Topic: t.ID, Incarnation: t.Incarnation, Partition: uint16(p)}
+		}
 		var first, end index.Index
+		var oldest []at
 		for p := range t.Partitions {
-			f, e, err := s.Bounds(store.Partition{Topic: t.ID, Incarnation: t.Incarnation, Partition: uint16(p)})
+			f, e, err := s.Bounds(partition(p))
 			if err != nil {
 				continue // deleted meanwhile
 			}
-			first, end = first+f, end+e
+			if first, end = first+f, end+e; f < e {
+				oldest = append(oldest, at{partition(p), f})
+			}
 		}
 		counter(descMessagesIn, float64(end), t.Name)
 		gauge(descStored, float64(end-first), t.Name)
 		gauge(descPartitions, float64(t.Partitions), t.Name)
 		gauge(descPaused, oneIf(t.Settings.PauseProduce), t.Name, "produce")
 		gauge(descPaused, oneIf(t.Settings.PauseConsume), t.Name, "consume")
+		aged(descTopicAge, oldest, t.Name)
 		lags, err := b.GroupLag(context.Background(), &wire.GroupLagRequest{Topic: t.Name})
 		if err != nil {
 			leftOut++ // more groups and partitions than one answer holds, or the broker has stopped
 			continue
 		}
-		type sum struct{ lag, leased uint64 }
-		sums, order := map[string]sum{}, []string(nil)
+		type sum struct {
+			lag, leased uint64
+			oldest      []at
+		}
+		sums, order := map[string]*sum{}, []string(nil)
 		for _, p := range lags.Partitions {
-			v, known := sums[p.Group]
-			if !known {
+			v := sums[p.Group]
+			if v == nil {
+				v = &sum{}
+				sums[p.Group] = v
 				order = append(order, p.Group)
 			}
-			sums[p.Group] = sum{v.lag + p.Lag, v.leased + p.Leased}
+			v.lag, v.leased = v.lag+p.Lag, v.leased+p.Leased
+			if p.Lag > 0 {
+				v.oldest = append(v.oldest, at{partition(p.Partition), index.Index(max(p.AckOffset, p.First))})
+			}
 		}
 		for _, g := range order {
 			if groups++; groups > seriesMax {
 				leftOut++
 				continue
 			}
-			gauge(descGroupLag, float64(sums[g].lag), t.Name, g)
-			gauge(descGroupLeased, float64(sums[g].leased), t.Name, g)
+			v := sums[g]
+			gauge(descGroupLag, float64(v.lag), t.Name, g)
+			gauge(descGroupLeased, float64(v.leased), t.Name, g)
+			aged(descGroupAge, v.oldest, t.Name, g)
 		}
 	}
 	return leftOut

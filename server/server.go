@@ -97,7 +97,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	b := &s.config.Broker
 	begun := time.Now()
 	registry := prometheus.NewRegistry()
-	metrics := newCollector(s.config.Version, b.Name, b.BrokerGroup)
+	metrics := newCollector(s.config.Version, b.Name, b.BrokerGroup, s.config.Now)
 	metrics.register(registry)
 	adminListener, err := s.listen(ctx, "broker.admin.listen", b.Admin.Listen)
 	if err != nil {

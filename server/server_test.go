@@ -166,7 +166,9 @@ func TestServeAndRestart(t *testing.T) {
 	status, metrics := get(t, s, "/metrics")
 	for _, want := range []string{
 		`jmq_build_info{broker="broker",broker_group="default",version="v-test"} 1`,
-		`jmq_messages_in_total{topic="orders"} 0`, `jmq_group_lag_messages{group="pay",topic="orders"} 0`,
+		`jmq_messages_in_total{topic="orders"} 0`, `jmq_group_lag_messages{group="pay",topic="orders"} 0`, `jmq_group_lag_seconds{group="pay",topic="orders"} 0`,
+		`jmq_topic_oldest_seconds{topic="orders"} 0`, `jmq_topic_paused{topic="orders",what="produce"} 0`, `jmq_store_state{state="refusing"} 0`, `jmq_store_folder_gone 0`,
+		`jmq_retention_suspended_seconds 0`, `jmq_groups_abandoned 0`, `jmq_disk_used_ratio{folder="journal"} 0.`, `jmq_lease_expiries_total 0`,
 		`jmq_connections{kind="client"} 1`, "jmq_fsync_duration_seconds_count ", "jmq_produce_duration_seconds_bucket{le=", "jmq_store_bytes ", "jmq_buffer_bytes 0",
 		`jmq_buffer_refused_total{what="answer"} 0`, `jmq_buffer_refused_total{what="frame"} 0`, "go_goroutines ",
 	} {
