@@ -64,17 +64,21 @@ func (d *Dispatcher) ack(p *partition, m *member, item *wire.AckRange, out *fetc
 	case !l.Contains(r):
 		return wire.CodeOutOfRange
 	}
-	gap := p.progress.GapIn(r)
-	if gap.Len() == 0 {
+	parallel := p.queue.policy.Parallel
+	first := p.progress.GapIn(r)
+	if first.Len() == 0 {
 		return wire.CodeAlreadyEnded
 	}
-	parallel := p.queue.policy.Parallel
-	if parallel && l.released.Count(r) > 0 && item.Outcome != wire.Released {
-		return wire.CodeLeaseExpired // it may be with another by now
+	if parallel && len(l.released) > 0 && item.Outcome != wire.Released {
+		for gap := first; gap.Len() > 0; gap = p.progress.GapIn(offset.Range{From: gap.To, To: r.To}) {
+			if l.released.Count(gap) > 0 {
+				return wire.CodeLeaseExpired // it may be with another by now
+			}
+		}
 	}
 	// What had ended before is not said again.
 	left := l.left
-	for ; gap.Len() > 0; gap = p.progress.GapIn(offset.Range{From: gap.To, To: r.To}) {
+	for gap := first; gap.Len() > 0; gap = p.progress.GapIn(offset.Range{From: gap.To, To: r.To}) {
 		if item.Outcome != wire.Released {
 			d.mu.ends = append(d.mu.ends, p.ends(gap, item.Outcome))
 			l.left -= gap.Len() - l.released.Count(gap)

@@ -28,9 +28,10 @@ type member struct {
 	key    memberKey
 	leases []*lease // it holds, ascending by id
 	parked []*Fetch // in order of arrival
+	asks   bool     // it is in the middle of a call, and not gone though it has nothing
 }
 
-func (m *member) active() bool { return len(m.leases)+len(m.parked) > 0 }
+func (m *member) active() bool { return m.asks || len(m.leases)+len(m.parked) > 0 }
 
 func (d *Dispatcher) client(key Client) *client {
 	c := d.mu.clients[key]

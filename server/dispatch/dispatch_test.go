@@ -127,12 +127,19 @@ func (st *stage) do(c script.Command) string {
 	p := uint16(c.Int("partition", 0))
 	switch c.Name {
 	case "new": // partitions=2 waiters=100 each=100 grace=10s
+		if d != nil { // a restart
+			d.Close()
+		}
 		st.partitions = c.Int("partitions", 2)
 		st.d = New(Options{Source: st.s, Boot: 1, WaitersMax: c.Int("waiters", 100), ClientWaitersMax: c.Int("each", 100), Grace: c.Duration(c.Str("grace", "10s"))})
 	case "grow":
 		st.partitions = c.Int("partitions", 2)
-	case "offset": // group=1 partition=0 ack=3 consumed=5..7
+	case "offset": // group=1 partition=0 ack=3 consumed=5..7 expired=8..9
 		pr := offset.Progress{Ack: index.Index(c.Int("ack", 0))}
+		if c.Args["expired"] != "" { // expired=4..6 once
+			from, to := c.Span("expired")
+			pr.Expire(offset.Range{From: index.Index(from), To: index.Index(to)}, 1)
+		}
 		if c.Args["consumed"] != "" {
 			from, to := c.Span("consumed")
 			pr.Consumed.Add(offset.Range{From: index.Index(from), To: index.Index(to)})
@@ -216,6 +223,45 @@ func (st *stage) do(c script.Command) string {
 	case "giveback": // name=... pause=5s
 		f := st.names[strings.Join(c.Words, " ")]
 		d.GiveBack(q, &f.Lease, c.Duration(c.Str("pause", "0s")))
+	case "policy": // parallel=1 window=10; no parallel: exclusive. "reload" makes it count.
+		st.s.mu.Lock()
+		st.s.policy = offset.Policy{Parallel: c.Int("parallel", 0) > 0, Window: uint32(c.Int("window", 0))}
+		st.s.mu.Unlock()
+	case "move": // the group stands by offset from here on; "reload" makes it count
+		st.s.mu.Lock()
+		st.s.moves++
+		st.s.mu.Unlock()
+	case "reload":
+		d.Reload(q)
+	case "forget":
+		d.Forget(q)
+	case "forgettopic":
+		d.ForgetTopic(topic)
+	case "pause", "resume":
+		d.SetPaused(topic, c.Name == "pause")
+	case "gap": // partition=0 index=3..5: is skipped, whoever has it
+		from, to := c.Span("index")
+		return fmt.Sprint("batch ", d.Skip(q, p, offset.Range{From: index.Index(from), To: index.Index(to)}, wire.Skipped))
+	case "extend": // client=a member=0 partition=0 lease=1 by=10m
+		names := []LeaseName{{p, d.boot | uint64(c.Int("lease", 0))}}
+		return d.Extend(q, client, uint32(c.Int("member", 0)), names, c.Duration(c.Str("by", "5m")), nil)[0].String()
+	case "expiries":
+		expiries := d.TakeExpiries()
+		if c.Args["back"] != "" {
+			d.PutBackExpiries(expiries)
+		}
+		var out []string
+		for _, e := range expiries {
+			out = append(out, fmt.Sprintf("group %d partition %d generation %d: %d leases of %v", e.Group, e.Partition, e.Generation, e.Count, e.Ranges))
+		}
+		return strings.Join(out, "\n")
+	case "use":
+		u := d.Use(q)
+		out := fmt.Sprintf("%d members, %d fetches wait, %d messages in %d leases", u.Members, u.Waiting, u.Leased, u.Leases)
+		if !u.LastFetch.IsZero() {
+			out += fmt.Sprint(", last fetch ", time.Since(u.LastFetch), " ago")
+		}
+		return out
 	case "attach":
 		d.Attach(client)
 	case "detach":

@@ -135,7 +135,10 @@ func (d *Dispatcher) serve(f *Fetch, mode fetchMode, out *fetchList) error {
 		return ErrReplaced
 	}
 	if f.Reconcile {
-		d.reconcile(q, f, out)
+		m := d.member(f.Client, q, f.Member)
+		m.asks = true
+		defer func() { m.asks = false; d.settle(m) }()
+		d.reconcile(q, f, m, out)
 		f.Reconcile, f.Held = false, nil
 	}
 	if mode == leave {

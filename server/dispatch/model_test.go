@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -161,9 +162,216 @@ type modelFetch struct {
 
 func (f *modelFetch) Granted(*Fetch) { close(f.got) }
 
-// TestModel does random calls and lets time pass, and compares with a model that knows of each message how it ended and
-// who may have it: no message that ended is given, none is with two members, the first that did not end is given first,
-// a code tells what is true, and at the end everything can be consumed.
+// model knows of each message how it ended, how many of its leases ran out, and who may have it.
+type model struct {
+	r       *rapid.T
+	s       *fakeSource
+	d       *Dispatcher
+	q       Queue
+	failure error
+
+	ended  [modelPartitions][modelMessages]bool
+	count  [modelPartitions][modelMessages]uint32 // of its leases that ran out
+	given  [modelPartitions][modelMessages]bool   // since the queue was loaded
+	base   [modelPartitions]index.Index           // where the last move put the group
+	ends   [modelPartitions]index.Index
+	paused bool
+	conns  [modelClients]int
+	parked []*modelFetch
+	leases []*modelLease // ever given
+	rounds uint64
+}
+
+type modelLease struct {
+	Lease
+	client   Client
+	member   uint32
+	until    time.Time
+	released offset.Ranges
+	lasts    bool
+}
+
+const modelPartitions, modelClients, modelMessages = 3, 3, 30
+
+func (m *model) fail(format string, args ...any) {
+	if m.failure == nil {
+		m.failure = fmt.Errorf(format, args...)
+	}
+}
+
+func modelClient(i int) Client { return Client{ID: fmt.Sprint("c", i)} }
+
+// open calls f for the messages of l that its member still owes.
+func (m *model) open(l *modelLease, f func(i index.Index)) {
+	for i := l.From; i < l.To; i++ {
+		if !m.ended[l.Partition][i] && !l.released.Contains(i) {
+			f(i)
+		}
+	}
+}
+
+// holder returns the lease that message i is in, or nil. An exclusive partition is with its lease as a whole.
+func (m *model) holder(p uint16, i index.Index) (h *modelLease) {
+	for _, l := range m.leases {
+		if !l.lasts || l.Partition != p {
+			continue
+		}
+		if !m.s.policy.Parallel {
+			return l
+		}
+		m.open(l, func(k index.Index) {
+			if k == i {
+				h = l
+			}
+		})
+	}
+	return h
+}
+
+// inFlight returns how many messages of p are with the member, or with all.
+func (m *model) inFlight(p uint16, who *memberName) (n uint64) {
+	for _, l := range m.leases {
+		if l.lasts && l.Partition == p && (who == nil || l.client == who.Client && l.member == who.member) {
+			m.open(l, func(index.Index) { n++ })
+		}
+	}
+	return n
+}
+
+type memberName struct {
+	Client
+	member uint32
+}
+
+// active returns the members that hold or wait.
+func (m *model) active() map[memberName]bool {
+	all := map[memberName]bool{}
+	for _, l := range m.leases {
+		if l.lasts {
+			all[memberName{l.client, l.member}] = true
+		}
+	}
+	for _, f := range m.parked {
+		all[memberName{f.Client, f.Member}] = true
+	}
+	return all
+}
+
+// granted judges a lease that was just given. alone: nothing else happened since the step before, so that all is known.
+func (m *model) granted(f *modelFetch, alone bool) {
+	l := &modelLease{Lease: f.Lease, client: f.Client, member: f.Member, until: time.Now().Add(time.Minute)}
+	p := l.Partition
+	if l.Len() == 0 || l.To > m.ends[p] || l.Generation != 1+m.s.moves || l.Len() > uint64(f.Max) {
+		m.fail("%v of generation %d was given of partition %d, which ends at %d with %d; %d were asked for", l.Range, l.Generation, p, m.ends[p], 1+m.s.moves, f.Max)
+		return
+	}
+	if m.paused && alone {
+		m.fail("%v of partition %d was given while the topic is paused", l.Range, p)
+	}
+	for i := l.From; i < l.To; i++ {
+		switch h := m.holder(p, i); {
+		case m.ended[p][i]:
+			m.fail("%v of partition %d was given, %d had ended", l.Range, p, i)
+		case h != nil:
+			m.fail("%v of partition %d was given, %v has %d", l.Range, p, h, i)
+		case l.Attempt != m.count[p][i]+1:
+			m.fail("%v of partition %d was given as attempt %d, %d leases of %d ran out", l.Range, p, l.Attempt, m.count[p][i], i)
+		}
+	}
+	if l.Attempt > 1 && l.Len() > 1 {
+		m.fail("%v of partition %d was given whole, a lease of it had run out", l.Range, p)
+	}
+	switch {
+	case !m.s.policy.Parallel:
+		for i := range l.From {
+			if !m.ended[p][i] {
+				m.fail("%v of partition %d was given before %d", l.Range, p, i)
+			}
+		}
+	case alone:
+		for i := range m.ends[p] {
+			free := !m.ended[p][i] && m.holder(p, i) == nil && (i < l.From || i >= l.To)
+			if free && (l.Attempt == 1 && m.count[p][i] > 0 || l.Attempt == 1 && !m.given[p][l.From] && m.given[p][i]) {
+				m.fail("%v of partition %d was given before %d, of which %d leases ran out", l.Range, p, i, m.count[p][i])
+			}
+		}
+	}
+	for i := l.From; i < l.To; i++ {
+		m.given[p][i] = true
+	}
+	l.lasts = true
+	m.leases = append(m.leases, l)
+}
+
+// settle lets everything that was set off happen, and compares. ranOut: leases that end now ran out. kept: the members that are
+// there all the time, had: what each had in flight.
+func (m *model) settle(ranOut bool, before map[memberName]bool, had map[memberName][modelPartitions]uint64) {
+	synctest.Wait()
+	m.over(ranOut)
+	var got, kept []*modelFetch
+	for _, f := range m.parked {
+		select {
+		case <-f.got:
+			if f.Err == nil {
+				got = append(got, f)
+			}
+		default:
+			kept = append(kept, f)
+		}
+	}
+	m.parked = kept
+	slices.SortFunc(got, func(a, b *modelFetch) int { return cmp.Compare(a.Lease.ID, b.Lease.ID) })
+	for _, f := range got {
+		m.granted(f, false)
+		m.over(ranOut)
+	}
+	if err := m.d.invariants(); err != nil {
+		m.fail("%w", err)
+	}
+	if !m.s.policy.Parallel || before == nil {
+		return
+	}
+	window := uint64(m.s.policy.Window)
+	after := m.active()
+	for p := range uint16(modelPartitions) {
+		all := uint64(0)
+		for who := range after {
+			n := m.inFlight(p, &who)
+			all += n
+			for other := range after {
+				if other != who && before[other] && n > max(window/2, 1, had[who][p]) {
+					m.fail("%d of partition %d are with %v, which is more than half of %d, and %v is there", n, p, who, window, other)
+				}
+			}
+		}
+		before := uint64(0)
+		for _, n := range had {
+			before += n[p]
+		}
+		if all > max(window, before) {
+			m.fail("%d of partition %d are in flight, the window is %d", all, p, window)
+		}
+	}
+}
+
+// over notes which leases are over.
+func (m *model) over(ranOut bool) {
+	for _, l := range m.leases {
+		lasts := m.d.find(m.q, l.Partition, l.ID) != nil
+		if !l.lasts || lasts {
+			continue
+		}
+		l.lasts = false
+		if ranOut {
+			m.open(l, func(i index.Index) { m.count[l.Partition][i]++ })
+		}
+	}
+}
+
+// TestModel does random calls and lets time pass, with either policy, and compares with a model: no message that ended is
+// given, none is with two members, the attempt is right and later ones come alone, order or what comes first is kept, windows
+// and their halves hold, leases last as long as they should, a code tells what is true, and at the end everything can be
+// consumed, once.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		var failure error
@@ -185,241 +393,393 @@ func TestModel(t *testing.T) {
 	})
 }
 
-func runModel(r *rapid.T) (failure error) {
-	const partitions, clients, n = 3, 3, 30
-	s := &fakeSource{ends: map[uint16]index.Index{}, progress: map[offset.GroupID]map[uint16]offset.Progress{}}
+func runModel(r *rapid.T) error {
+	s := &fakeSource{ends: map[uint16]index.Index{}, progress: map[offset.GroupID]map[uint16]offset.Progress{1: {}}}
 	d := New(Options{Source: s, WaitersMax: 5, ClientWaitersMax: 4, AckTimeout: time.Minute})
 	defer d.Close()
 	defer d.Stop(errors.New("over"))
-	q := Queue{Group: 1, Topic: topic}
-	type lease struct {
-		Lease
-		client Client
-		member uint32
-	}
-	var (
-		ended   [partitions][n]bool
-		ends    [partitions]index.Index
-		conns   [clients]int
-		parked  []*modelFetch
-		leases  []lease // ever given
-		journal offset.Ranges
-		rounds  uint64 = 1
-	)
-	client := func(i int) Client { return Client{ID: fmt.Sprint("c", i)} }
-	granted := func(f *modelFetch) {
-		l := f.Lease
-		for i := l.From; i < l.To; i++ {
-			if ended[l.Partition][i] || i >= ends[l.Partition] {
-				failure = fmt.Errorf("%v of partition %d was given, %d had ended or is not there", l.Range, l.Partition, i)
-			}
-		}
-		for i := range l.From {
-			if !ended[l.Partition][i] {
-				failure = fmt.Errorf("%v of partition %d was given before %d", l.Range, l.Partition, i)
-			}
-		}
-		for _, h := range d.Held(q) {
-			// It may have ended by now, and another's begun.
-			if h.Partition == l.Partition && d.find(q, l.Partition, l.ID) != nil && (h.Client != f.Client.ID || h.Member != f.Member) {
-				failure = fmt.Errorf("partition %d was given to %v#%d, %v#%d holds it", l.Partition, f.Client, f.Member, h.Client, h.Member)
-			}
-		}
-		leases = append(leases, lease{l, f.Client, f.Member})
-	}
-	settle := func() {
-		synctest.Wait()
-		kept := parked[:0]
-		for _, f := range parked {
-			select {
-			case <-f.got:
-				if f.Err == nil {
-					granted(f)
-				}
-			default:
-				kept = append(kept, f)
-			}
-		}
-		parked = kept
-		if err := d.invariants(); err != nil && failure == nil {
-			failure = err
-		}
-	}
+	m := &model{r: r, s: s, d: d, q: Queue{Group: 1, Topic: topic}, rounds: 1}
+	s.policy = offset.Policy{Parallel: rapid.Bool().Draw(r, "parallel"), Window: uint32(rapid.IntRange(1, 8).Draw(r, "window"))}
 	steps := rapid.IntRange(1, 60).Draw(r, "steps")
 	for range steps {
-		c := rapid.IntRange(0, clients-1).Draw(r, "client")
-		p := uint16(rapid.IntRange(0, partitions-1).Draw(r, "partition"))
-		switch op := rapid.SampledFrom([]string{"commit", "fetch", "fetch", "ack", "ack", "ack", "wait", "connect", "cancel", "giveback", "reconcile"}).Draw(r, "op"); op {
-		case "commit":
-			ends[p] = min(n, ends[p]+index.Index(rapid.IntRange(1, 6).Draw(r, "messages")))
-			s.commit(d, p, ends[p])
-		case "fetch":
-			f := &modelFetch{got: make(chan struct{})}
-			f.Fetch = Fetch{Queue: q, Partitions: partitions, Client: client(c), Member: uint32(rapid.IntRange(0, 1).Draw(r, "member")), Max: uint32(rapid.IntRange(1, 5).Draw(r, "max")),
-				Wait: time.Duration(rapid.IntRange(0, 20).Draw(r, "wait")) * time.Second, Waiter: f}
-			if rapid.Bool().Draw(r, "only") {
-				f.Only = []uint16{p}
+		before, had := m.active(), map[memberName][modelPartitions]uint64{}
+		for who := range before {
+			var n [modelPartitions]uint64
+			for p := range n {
+				n[p] = m.inFlight(uint16(p), &who)
 			}
-			switch err := d.Park(&f.Fetch); err {
-			case nil:
-				granted(f)
-			case ErrParked:
-				parked = append(parked, f)
-			case ErrBusy:
-				own := 0
-				for _, g := range parked {
-					if g.Client == f.Client {
-						own++
-					}
-				}
-				if len(parked) < 5 && own < 4 {
-					return fmt.Errorf("busy with %d parked, %d of its own", len(parked), own)
-				}
-			default:
-				return err
-			}
-		case "ack":
-			if len(leases) == 0 {
-				continue
-			}
-			l := leases[max(0, len(leases)-1-rapid.IntRange(0, 4).Draw(r, "which"))]
-			from := l.From + index.Index(rapid.IntRange(0, int(l.Len())-1).Draw(r, "from"))
-			to := from + index.Index(rapid.IntRange(1, int(l.To-from)).Draw(r, "length"))
-			item := wire.AckRange{Partition: l.Partition, Lease: l.ID, From: uint64(from), To: uint64(to), Outcome: rapid.SampledFrom([]wire.Outcome{wire.Acked, wire.Acked, wire.Released}).Draw(r, "outcome")}
-			held := false
-			for _, h := range d.Held(q) {
-				held = held || h.Partition == l.Partition && d.find(q, l.Partition, l.ID) != nil
-			}
-			all := true
-			for i := from; i < to; i++ {
-				all = all && ended[l.Partition][i]
-			}
-			codes, _, err := d.Ack(q, partitions, l.client, l.member, []wire.AckRange{item}, nil)
-			if err != nil {
-				return err
-			}
-			want := wire.CodeOK
-			if all {
-				want = wire.CodeAlreadyEnded
-			} else if !held {
-				want = wire.CodeLeaseExpired
-			}
-			if codes[0] != want {
-				return fmt.Errorf("ack of [%d,%d) of partition %d: %v, want %v", from, to, l.Partition, codes[0], want)
-			}
-			if codes[0] == wire.CodeOK && item.Outcome == wire.Acked {
-				for i := from; i < to; i++ {
-					ended[l.Partition][i] = true
-				}
-			}
-		case "wait":
-			time.Sleep(time.Duration(rapid.IntRange(1, 40).Draw(r, "seconds")) * time.Second)
-		case "connect":
-			if conns[c] == 0 || rapid.Bool().Draw(r, "attach") {
-				conns[c]++
-				d.Attach(client(c))
-			} else {
-				conns[c]--
-				d.Detach(client(c))
-			}
-		case "cancel":
-			if len(parked) > 0 {
-				d.Cancel(&parked[0].Fetch)
-			}
-		case "reconcile":
-			// A member that says what it has keeps no more than that, waits for nothing else, and its older fetches get nothing.
-			rounds++
-			f := &modelFetch{got: make(chan struct{})}
-			f.Fetch = Fetch{Queue: q, Partitions: partitions, Client: client(c), Member: uint32(rapid.IntRange(0, 1).Draw(r, "member")), Max: 3, Waiter: f, Round: rounds, Reconcile: true}
-			var had []uint64
-			for _, l := range leases {
-				if l.client == f.Client && l.member == f.Member && d.find(q, l.Partition, l.ID) != nil {
-					had = append(had, l.ID)
-				}
-			}
-			if len(had) > 0 && rapid.Bool().Draw(r, "keep") {
-				f.Held = []uint64{1, had[len(had)-1]}
-			}
-			held := f.Held
-			ask := d.Leave
-			if rapid.Bool().Draw(r, "take") {
-				ask = d.Take
-			}
-			switch err := ask(&f.Fetch); err {
-			case nil:
-				granted(f)
-			case ErrNone:
-			default:
-				return fmt.Errorf("reconcile: %w", err)
-			}
-			for _, id := range had {
-				for _, l := range leases {
-					if l.ID == id && (d.find(q, l.Partition, l.ID) != nil) != slices.Contains(held, id) {
-						return fmt.Errorf("lease %d of partition %d lasts: %v, held are %v", id, l.Partition, d.find(q, l.Partition, l.ID) != nil, held)
-					}
-				}
-			}
-			synctest.Wait()
-			for _, g := range parked {
-				if g.Client != f.Client || g.Member != f.Member {
-					continue
-				}
-				select {
-				case <-g.got:
-				default:
-					return fmt.Errorf("a fetch of %v#%d waits on after its reconcile", g.Client, g.Member)
-				}
-			}
-			late := &modelFetch{}
-			late.Fetch = Fetch{Queue: q, Partitions: partitions, Client: f.Client, Member: f.Member, Max: 1, Waiter: late, Round: rounds - 1, Reconcile: true}
-			if conns[c] > 0 {
-				if err := d.Take(&late.Fetch); err != ErrReplaced {
-					return fmt.Errorf("a fetch that comes late: %v", err)
-				}
-			}
-		case "giveback":
-			if len(leases) > 0 {
-				d.GiveBack(q, &leases[len(leases)-1].Lease, time.Duration(rapid.IntRange(0, 3).Draw(r, "pause"))*time.Second)
-			}
+			had[who] = n
 		}
-		if settle(); failure != nil {
-			return failure
+		op := rapid.SampledFrom([]string{"commit", "fetch", "fetch", "fetch", "ack", "ack", "ack", "wait", "connect", "cancel", "giveback", "reconcile",
+			"shrink", "move", "policy", "forget", "skip", "extend", "extend", "pause"}).Draw(r, "op")
+		m.step(op)
+		m.settle(op == "wait", before, had)
+		if m.failure != nil {
+			return m.failure
 		}
 	}
-	// In the end nobody holds anything, and one member gets all that is left.
-	for _, f := range parked {
+	m.finish()
+	return m.failure
+}
+
+func (m *model) step(op string) {
+	r, d, q, s := m.r, m.d, m.q, m.s
+	c := rapid.IntRange(0, modelClients-1).Draw(r, "client")
+	p := uint16(rapid.IntRange(0, modelPartitions-1).Draw(r, "partition"))
+	var last *modelLease
+	if n := len(m.leases); n > 0 {
+		last = m.leases[max(0, n-1-rapid.IntRange(0, 4).Draw(r, "which"))]
+	}
+	switch op {
+	case "commit":
+		m.ends[p] = min(modelMessages, m.ends[p]+index.Index(rapid.IntRange(1, 6).Draw(r, "messages")))
+		s.commit(d, p, m.ends[p])
+	case "fetch":
+		f := &modelFetch{got: make(chan struct{})}
+		f.Fetch = Fetch{Queue: q, Partitions: modelPartitions, Client: modelClient(c), Member: uint32(rapid.IntRange(0, 1).Draw(r, "member")), Max: uint32(rapid.IntRange(1, 5).Draw(r, "max")),
+			Wait: time.Duration(rapid.IntRange(0, 20).Draw(r, "wait")) * time.Second, Waiter: f}
+		if rapid.Bool().Draw(r, "only") {
+			f.Only = []uint16{p}
+		}
+		own := 0
+		for _, g := range m.parked {
+			if g.Client == f.Client {
+				own++
+			}
+		}
+		switch err := d.Park(&f.Fetch); err {
+		case nil:
+			m.granted(f, true)
+		case ErrParked:
+			m.parked = append(m.parked, f)
+		case ErrBusy:
+			if len(m.parked) < 5 && own < 4 {
+				m.fail("busy with %d parked, %d of its own", len(m.parked), own)
+			}
+		default:
+			m.fail("fetch: %w", err)
+		}
+	case "ack":
+		if last != nil {
+			m.ack(last)
+		}
+	case "wait":
+		m.wait(time.Duration(rapid.IntRange(1, 40).Draw(r, "seconds")) * time.Second)
+	case "connect":
+		if m.conns[c] == 0 || rapid.Bool().Draw(r, "attach") {
+			m.conns[c]++
+			d.Attach(modelClient(c))
+		} else {
+			m.conns[c]--
+			d.Detach(modelClient(c))
+		}
+	case "cancel":
+		if len(m.parked) > 0 {
+			d.Cancel(&m.parked[0].Fetch)
+		}
+	case "reconcile":
+		m.reconcile(c)
+	case "giveback":
+		if last != nil {
+			d.GiveBack(q, &last.Lease, time.Duration(rapid.IntRange(0, 3).Draw(r, "pause"))*time.Second)
+		}
+	case "shrink": // as is done with a lease that was just given
+		if last != nil && last.lasts && last.Len() > 1 {
+			to := last.From + index.Index(rapid.IntRange(1, int(last.Len())).Draw(r, "to"))
+			for i := to; i < last.To; i++ {
+				if last.released.Contains(i) || m.ended[last.Partition][i] {
+					return
+				}
+			}
+			left := false
+			m.open(last, func(i index.Index) { left = left || i < to })
+			if left {
+				d.Shrink(q, &last.Lease, to)
+			}
+		}
+	case "move", "forget":
+		s.mu.Lock()
+		if op == "move" {
+			s.moves++
+		}
+		for p := range uint16(modelPartitions) {
+			var at offset.Progress
+			if op == "move" {
+				m.base[p] = index.Index(rapid.IntRange(0, int(m.ends[p])).Draw(r, "to"))
+				at.Ack = m.base[p]
+				m.count[p], m.ended[p] = [modelMessages]uint32{}, [modelMessages]bool{}
+			}
+			for i := range index.Index(modelMessages) {
+				switch {
+				case m.ended[p][i] || i < at.Ack:
+					m.ended[p][i] = true
+					at.Add(offset.Range{From: i, To: i + 1})
+				case m.count[p][i] > 0:
+					at.Expire(offset.Range{From: i, To: i + 1}, m.count[p][i])
+				}
+				m.given[p][i] = false
+			}
+			s.progress[1][p] = at
+		}
+		s.mu.Unlock()
+		switch {
+		case op == "forget" && rapid.Bool().Draw(r, "topic"):
+			d.ForgetTopic(topic)
+			m.paused = false
+		case op == "forget":
+			d.Forget(q)
+		default:
+			d.Reload(q)
+		}
+		m.noneLasts(op)
+		for _, f := range m.parked {
+			if op == "forget" {
+				if <-f.got; f.Err != ErrNoGroup {
+					m.fail("a fetch that waited for a queue that was forgotten got %v", f.Err)
+				}
+			}
+		}
+	case "policy":
+		s.mu.Lock()
+		was := s.policy
+		s.policy = offset.Policy{Parallel: rapid.Bool().Draw(r, "parallel"), Window: uint32(rapid.IntRange(1, 8).Draw(r, "window"))}
+		turned := s.policy.Parallel != was.Parallel && d.Use(q).LastFetch != (time.Time{})
+		s.mu.Unlock()
+		d.Reload(q)
+		if turned {
+			m.noneLasts(op)
+		}
+	case "skip":
+		from := index.Index(rapid.IntRange(0, modelMessages).Draw(r, "from"))
+		to := from + index.Index(rapid.IntRange(0, 6).Draw(r, "length"))
+		if d.Use(q).LastFetch.IsZero() { // not loaded
+			return
+		}
+		d.Skip(q, p, offset.Range{From: from, To: to}, wire.Skipped)
+		for i := from; i < min(to, m.ends[p]); i++ {
+			m.ended[p][i] = true
+		}
+	case "extend":
+		if last == nil {
+			return
+		}
+		by := time.Duration(rapid.IntRange(0, 150).Draw(r, "by")) * time.Second
+		member := last.member + uint32(rapid.IntRange(0, 3).Draw(r, "other")/3)
+		want := wire.CodeOK
+		switch {
+		case !last.lasts:
+			want = wire.CodeLeaseExpired
+		case member != last.member:
+			want = wire.CodeLeaseForeign
+		}
+		if codes := d.Extend(q, last.client, member, []LeaseName{{last.Partition, last.ID}}, by, nil); len(codes) != 1 || codes[0] != want {
+			m.fail("extend: %v, want %v", codes, want)
+		}
+		if until := time.Now().Add(by); want == wire.CodeOK && until.After(last.until) {
+			last.until = until
+		}
+	case "pause":
+		m.paused = !m.paused
+		d.SetPaused(topic, m.paused)
+	}
+}
+
+func (m *model) noneLasts(op string) {
+	for _, l := range m.leases {
+		// Those given by the call itself are not among them yet.
+		if m.d.find(m.q, l.Partition, l.ID) != nil {
+			m.fail("lease %v of partition %d lasts after %s", l.Range, l.Partition, op)
+		}
+	}
+}
+
+func (m *model) ack(l *modelLease) {
+	r := m.r
+	p := l.Partition
+	from := l.From + index.Index(rapid.IntRange(0, int(l.Len())-1).Draw(r, "from"))
+	to := from + index.Index(rapid.IntRange(1, int(l.To-from)).Draw(r, "length"))
+	item := wire.AckRange{Partition: p, Lease: l.ID, From: uint64(from), To: uint64(to), Outcome: rapid.SampledFrom([]wire.Outcome{wire.Acked, wire.Acked, wire.Released}).Draw(r, "outcome")}
+	all, released := true, false
+	for i := from; i < to; i++ {
+		all = all && m.ended[p][i]
+		released = released || l.released.Contains(i) && !m.ended[p][i]
+	}
+	want := wire.CodeOK
+	switch {
+	case all:
+		want = wire.CodeAlreadyEnded
+	case !l.lasts, m.s.policy.Parallel && released && item.Outcome != wire.Released:
+		want = wire.CodeLeaseExpired
+	}
+	codes, _, err := m.d.Ack(m.q, modelPartitions, l.client, l.member, []wire.AckRange{item}, nil)
+	if err != nil || codes[0] != want {
+		m.fail("ack of [%d,%d) of partition %d: %v %v, want %v", from, to, p, codes, err, want)
+		return
+	}
+	if want != wire.CodeOK {
+		return
+	}
+	if item.Outcome == wire.Released {
+		l.released.Add(offset.Range{From: from, To: to})
+		return
+	}
+	for i := from; i < to; i++ {
+		m.ended[p][i] = true
+	}
+}
+
+// wait lets time pass; leases end when it is theirs to, or after their client was gone.
+func (m *model) wait(t time.Duration) {
+	time.Sleep(t)
+	synctest.Wait()
+	for _, l := range m.leases {
+		if !l.lasts {
+			continue
+		}
+		lasts := m.d.find(m.q, l.Partition, l.ID) != nil
+		client := int(l.client.ID[1] - '0')
+		if over := !time.Now().Before(l.until); lasts && over || !lasts && !over && m.conns[client] > 0 {
+			m.fail("lease %d of %v lasts: %v, until %v, now is %v", l.ID, l.client, lasts, l.until, time.Now())
+		}
+	}
+}
+
+// reconcile: a member that says what it has keeps no more than that, waits for nothing else, and its older fetches get nothing.
+func (m *model) reconcile(c int) {
+	r, d, q := m.r, m.d, m.q
+	m.rounds++
+	f := &modelFetch{got: make(chan struct{})}
+	f.Fetch = Fetch{Queue: q, Partitions: modelPartitions, Client: modelClient(c), Member: uint32(rapid.IntRange(0, 1).Draw(r, "member")), Max: 3, Waiter: f, Round: m.rounds, Reconcile: true}
+	var had []*modelLease
+	for _, l := range m.leases {
+		if l.client == f.Client && l.member == f.Member && l.lasts {
+			had = append(had, l)
+		}
+	}
+	if len(had) > 0 && rapid.Bool().Draw(r, "keep") {
+		f.Held = []uint64{had[len(had)-1].ID, 1}
+	}
+	held := f.Held
+	ask := d.Leave
+	if rapid.Bool().Draw(r, "take") {
+		ask = d.Take
+	}
+	switch err := ask(&f.Fetch); err {
+	case nil:
+		m.over(false)
+		m.parkedOver(f)
+		m.granted(f, false)
+	case ErrNone:
+	default:
+		m.fail("reconcile: %w", err)
+	}
+	for _, l := range had {
+		if (d.find(q, l.Partition, l.ID) != nil) != slices.Contains(held, l.ID) {
+			m.fail("lease %d of partition %d lasts: %v, held are %v", l.ID, l.Partition, d.find(q, l.Partition, l.ID) != nil, held)
+		}
+	}
+	synctest.Wait()
+	for _, g := range m.parked {
+		if g.Client != f.Client || g.Member != f.Member {
+			continue
+		}
+		select {
+		case <-g.got:
+		default:
+			m.fail("a fetch of %v#%d waits on after its reconcile", g.Client, g.Member)
+		}
+	}
+	late := &modelFetch{}
+	late.Fetch = Fetch{Queue: q, Partitions: modelPartitions, Client: f.Client, Member: f.Member, Max: 1, Waiter: late, Round: m.rounds - 1, Reconcile: true}
+	if m.conns[c] > 0 {
+		if err := d.Take(&late.Fetch); err != ErrReplaced {
+			m.fail("a fetch that comes late: %v", err)
+		}
+	}
+}
+
+// parkedOver judges the parked fetches that were given something before f was.
+func (m *model) parkedOver(f *modelFetch) {
+	var got, kept []*modelFetch
+	for _, g := range m.parked {
+		select {
+		case <-g.got:
+			switch {
+			case g.Err == nil && g.Lease.ID < f.Lease.ID:
+				got = append(got, g)
+			case g.Err == nil:
+				kept = append(kept, g)
+			}
+		default:
+			kept = append(kept, g)
+		}
+	}
+	m.parked = kept
+	slices.SortFunc(got, func(a, b *modelFetch) int { return cmp.Compare(a.Lease.ID, b.Lease.ID) })
+	for _, g := range got {
+		m.granted(g, false)
+	}
+}
+
+// finish: in the end nobody holds anything, and one member gets all that is left.
+func (m *model) finish() {
+	d, q := m.d, m.q
+	d.SetPaused(topic, false)
+	m.paused = false
+	for _, f := range m.parked {
 		d.Cancel(&f.Fetch)
 	}
-	time.Sleep(2 * time.Minute)
-	settle()
-	for failure == nil {
+	m.settle(false, nil, nil)
+	time.Sleep(5 * time.Minute)
+	m.settle(true, nil, nil)
+	m.expiries()
+	for m.failure == nil {
 		f := &modelFetch{}
-		f.Fetch = Fetch{Queue: q, Partitions: partitions, Client: client(0), Max: 4, Waiter: f}
+		f.Fetch = Fetch{Queue: q, Partitions: modelPartitions, Client: modelClient(0), Max: 4, Waiter: f}
 		if err := d.Take(&f.Fetch); err != nil {
 			break
 		}
-		granted(f)
+		m.granted(f, true)
 		for i := f.Lease.From; i < f.Lease.To; i++ {
-			ended[f.Lease.Partition][i] = true
+			m.ended[f.Lease.Partition][i] = true
 		}
-		d.Ack(q, partitions, client(0), 0, []wire.AckRange{{Partition: f.Lease.Partition, Lease: f.Lease.ID, From: uint64(f.Lease.From), To: uint64(f.Lease.To), Outcome: wire.Acked}}, nil)
+		d.Ack(q, modelPartitions, modelClient(0), 0, []wire.AckRange{{Partition: f.Lease.Partition, Lease: f.Lease.ID, From: uint64(f.Lease.From), To: uint64(f.Lease.To), Outcome: wire.Acked}}, nil)
+		m.over(false)
 	}
 	all, _ := d.TakeEnds(nil)
-	for p := range uint16(partitions) {
-		journal = journal[:0]
+	for p := range uint16(modelPartitions) {
+		journal := offset.Ranges{}
 		for _, e := range all {
-			if e.Partition == p && journal.Add(e.Range) != e.Range.Len() {
-				failure = fmt.Errorf("partition %d: %v is in the ends twice", p, e.Range)
+			if e.Partition == p && e.Generation == 1+m.s.moves && journal.Add(e.Range) != e.Range.Len() {
+				m.fail("partition %d: %v is in the ends twice", p, e.Range)
 			}
 		}
-		if journal.Len() != uint64(ends[p]) {
-			failure = fmt.Errorf("partition %d: %v ended of %d", p, journal, ends[p])
+		if journal.Len() != uint64(m.ends[p]-m.base[p]) {
+			m.fail("partition %d: %v ended of [%d,%d)", p, journal, m.base[p], m.ends[p])
 		}
 	}
-	if err := d.invariants(); failure == nil {
-		failure = err
+	if err := d.invariants(); err != nil {
+		m.fail("%w", err)
 	}
-	return failure
+}
+
+// expiries compares what is to be journalled of leases that ran out.
+func (m *model) expiries() {
+	var got [modelPartitions][modelMessages]uint32
+	for _, e := range m.d.TakeExpiries() {
+		for _, r := range e.Ranges {
+			for i := r.From; i < r.To && e.Generation == 1+m.s.moves; i++ {
+				got[e.Partition][i] = max(got[e.Partition][i], e.Count)
+			}
+		}
+	}
+	for p := range got {
+		for i, n := range got[p] {
+			if !m.ended[p][i] && n != m.count[p][i] {
+				m.fail("partition %d: %d leases of %d ran out, %d are to be journalled", p, m.count[p][i], i, n)
+			}
+		}
+	}
 }
 
 // TestConcurrent lets goroutines commit, fetch, ack, cancel, come and go at once; each message is acked once, by the member

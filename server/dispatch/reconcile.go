@@ -28,9 +28,9 @@ func (d *Dispatcher) stale(q *queue, f *Fetch) bool {
 	return c != nil && f.Round < c.reconciled[memberKey{q, f.Member}]
 }
 
-// reconcile ends what f's member does not know of: its parked fetches first, so that none of them gets what its leases
+// reconcile ends what m, f's member, does not know of: its parked fetches first, so that none of them gets what its leases
 // leave; then its leases but f.Held, by partition.
-func (d *Dispatcher) reconcile(q *queue, f *Fetch, out *fetchList) {
+func (d *Dispatcher) reconcile(q *queue, f *Fetch, m *member, out *fetchList) {
 	c, k := d.mu.clients[f.Client], memberKey{q, f.Member}
 	if c != nil && c.conns > 0 && f.Round > 0 {
 		if c.reconciled == nil || len(c.reconciled) >= reconciledMax {
@@ -38,11 +38,6 @@ func (d *Dispatcher) reconcile(q *queue, f *Fetch, out *fetchList) {
 		}
 		c.reconciled[k] = f.Round
 	}
-	m := d.findMember(f.Client, q, f.Member)
-	if m == nil {
-		return
-	}
-	// m may be forgotten, and another one's, as soon as it neither waits nor holds.
 	held := slices.Clone(f.Held)
 	slices.Sort(held)
 	var lost []*lease
@@ -57,10 +52,6 @@ func (d *Dispatcher) reconcile(q *queue, f *Fetch, out *fetchList) {
 		d.unpark(q, g)
 		g.Err = ErrReplaced
 		out.push(g)
-	}
-	if len(lost) == 0 {
-		d.settle(m)
-		return
 	}
 	for _, l := range lost {
 		d.endLease(l, EndedLost, out)
