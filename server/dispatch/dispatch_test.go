@@ -241,7 +241,8 @@ func (st *stage) do(c script.Command) string {
 		d.SetPaused(topic, c.Name == "pause")
 	case "gap": // partition=0 index=3..5: is skipped, whoever has it
 		from, to := c.Span("index")
-		return fmt.Sprint("batch ", d.Skip(q, p, offset.Range{From: index.Index(from), To: index.Index(to)}, wire.Skipped))
+		messages, ticket := d.Skip(q, p, offset.Range{From: index.Index(from), To: index.Index(to)}, wire.Skipped)
+		return fmt.Sprintf("%d messages in batch %d", messages, ticket)
 	case "extend": // client=a member=0 partition=0 lease=1 by=10m
 		names := []LeaseName{{p, d.boot | uint64(c.Int("lease", 0))}}
 		return d.Extend(q, client, uint32(c.Int("member", 0)), names, c.Duration(c.Str("by", "5m")), nil)[0].String()

@@ -555,9 +555,15 @@ func (m *model) step(op string) {
 		if d.Use(q).LastFetch.IsZero() { // not loaded
 			return
 		}
-		d.Skip(q, p, offset.Range{From: from, To: to}, wire.Skipped)
+		want := uint64(0)
 		for i := from; i < min(to, m.ends[p]); i++ {
-			m.ended[p][i] = true
+			if !m.ended[p][i] {
+				m.ended[p][i] = true
+				want++
+			}
+		}
+		if n, _ := d.Skip(q, p, offset.Range{From: from, To: to}, wire.Skipped); n != want {
+			m.fail("%d messages were skipped, want %d", n, want)
 		}
 	case "extend":
 		if last == nil {
