@@ -76,6 +76,7 @@ var (
 	descAckRefused   = desc("jmq_acks_refused_total", "Items of acks that were not ok: late, foreign, repeated.")
 	descRefused      = desc("jmq_requests_refused_total", "Requests that the broker refused, by code.", "code")
 	descReadErrors   = desc("jmq_read_errors_total", "Reads of stored messages that failed.")
+	descSkipped      = desc("jmq_skipped_messages_total", "Messages that a group was moved over since they will never come: damaged, trimmed.", "why")
 	descLeases       = desc("jmq_leases", "Leases held now.")
 	descLeasesGiven  = desc("jmq_leases_total", "Leases given.")
 	descWaiting      = desc("jmq_fetches_waiting", "Fetches that wait for messages.")
@@ -146,6 +147,8 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	counter(descReleased, float64(m.Releases))
 	counter(descAckRefused, float64(m.AcksRefused))
 	counter(descReadErrors, float64(m.ReadErrors))
+	counter(descSkipped, float64(m.SkippedDamaged), "damaged")
+	counter(descSkipped, float64(m.SkippedTrimmed), "trimmed")
 	for code, n := range m.Refused {
 		counter(descRefused, float64(n), code.String())
 	}

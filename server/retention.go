@@ -1,6 +1,7 @@
 package server
 
 import (
+	"github.com/jmqio/jmq/server/broker"
 	"github.com/jmqio/jmq/server/offset"
 	"github.com/jmqio/jmq/server/retention"
 	"github.com/jmqio/jmq/server/store/local"
@@ -14,7 +15,7 @@ func (s *Server) keep(st *local.Store, offsets *offset.Table) (*retention.Keeper
 	b := &s.config.Broker
 	vf := s.config.FS
 	return retention.Start(retention.Options{
-		Store: st, Groups: func(t offset.Topic) []retention.Group { return groupsOf(offsets, t) }, SetWritable: s.broker.SetWritable,
+		Store: st, Groups: func(t offset.Topic) []retention.Group { return groupsOf(s.broker, offsets, t) }, SetWritable: s.broker.SetWritable,
 		FS: vf, StateFile: vf.PathJoin(s.dir, stateName),
 		Folders: []retention.Folder{
 			{What: "journal", Path: s.folder(b.Journal.Folder, "journal"), Must: vf.PathJoin(s.dir, "STORE")},
@@ -35,11 +36,11 @@ func (s *Server) folder(own, name string) string {
 }
 
 // groupsOf returns where the groups of a topic stand.
-func groupsOf(offsets *offset.Table, t offset.Topic) []retention.Group {
+func groupsOf(b *broker.Broker, offsets *offset.Table, t offset.Topic) []retention.Group {
 	groups := offsets.GroupsOf(t)
 	out := make([]retention.Group, 0, len(groups))
 	for _, g := range groups {
-		out = append(out, retention.Group{ID: g.ID, Name: g.Name, Acks: offsets.Acks(g.ID, t)})
+		out = append(out, retention.Group{ID: g.ID, Name: g.Name, Active: b.Active(g.ID, t), Acks: offsets.Acks(g.ID, t)})
 	}
 	return out
 }

@@ -138,7 +138,8 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	offsets := offset.NewTable()
 	s.broker = broker.New(broker.Options{
 		Offsets: offsets, BrokerGroup: b.BrokerGroup, AckTimeout: b.Dispatch.AckTimeout, Grace: graceOf(b.Dispatch.DisconnectGrace),
-		Flush: flusher.Flush, Logger: s.log, AbandonedAfter: abandonedAfterOf(b.Retention.AbandonedAfter),
+		Flush: flusher.Flush, Logger: s.log, Now: s.config.Now, AbandonedAfter: abandonedAfterOf(b.Retention.AbandonedAfter),
+		Retention: store.Settings{RetentionAge: b.Retention.Age, RetentionBytes: b.Retention.Bytes},
 		Usage: func(ctx context.Context, r *wire.StoreUsageRequest) (*wire.StoreUsageResponse, error) {
 			return keeper.Load().Usage(ctx, r)
 		},

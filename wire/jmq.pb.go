@@ -2305,7 +2305,7 @@ type GroupPartition struct {
 	Leases        uint32                 `protobuf:"varint,11,opt,name=leases,proto3" json:"leases,omitempty"`
 	Expired       uint64                 `protobuf:"varint,12,opt,name=expired,proto3" json:"expired,omitempty"`                            // messages of which a lease ran out, and that have not ended
 	AttemptsMax   uint32                 `protobuf:"varint,13,opt,name=attempts_max,json=attemptsMax,proto3" json:"attempts_max,omitempty"` // the most leases that ran out of one message that has not ended
-	OldestNs      int64                  `protobuf:"varint,14,opt,name=oldest_ns,json=oldestNs,proto3" json:"oldest_ns,omitempty"`          // stored time of the first message that has not ended; 0: none, or it cannot be read
+	OldestNs      int64                  `protobuf:"varint,14,opt,name=oldest_ns,json=oldestNs,proto3" json:"oldest_ns,omitempty"`          // stored time of the first message that has not ended; 0: none, it cannot be read, or no group was named
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -78,10 +78,7 @@ func (b *Broker) summary(t *store.Topic, g offset.NamedGroup) (*wire.GroupSummar
 	}
 	use := b.dispatch.Use(dispatch.Queue{Group: g.ID, Topic: key})
 	row := &wire.GroupSummary{Topic: t.Name, Group: g.Name, Policy: policyMessage(policy), Partitions: t.Partitions,
-		Leased: use.Leased, Members: uint32(use.Members), Waiting: uint32(use.Waiting), ActiveNs: b.o.Offsets.Active(g.ID, key)}
-	if !use.LastFetch.IsZero() {
-		row.ActiveNs = max(row.ActiveNs, use.LastFetch.UnixNano())
-	}
+		Leased: use.Leased, Members: uint32(use.Members), Waiting: uint32(use.Waiting), ActiveNs: b.active(g.ID, key, &use)}
 	row.Abandoned = row.ActiveNs > 0 && b.o.Now().UnixNano()-row.ActiveNs > int64(b.o.AbandonedAfter)
 	if moved, ok := b.o.Offsets.LastMove(g.ID, key); ok {
 		row.LastReset = &wire.GroupReset{TimeNs: moved.Time, Who: moved.Who, Reason: moved.Why}
@@ -94,4 +91,19 @@ func (b *Broker) summary(t *store.Topic, g offset.NamedGroup) (*wire.GroupSummar
 		row.Lag += at.lag
 	}
 	return row, nil
+}
+
+// Active returns when a group was last seen to do something on a topic: it fetched, acked or was moved. Unix nanoseconds; 0: not
+// known. Fetches that found nothing are forgotten with a restart.
+func (b *Broker) Active(g offset.GroupID, topic offset.Topic) int64 {
+	use := b.dispatch.Use(dispatch.Queue{Group: g, Topic: topic})
+	return b.active(g, topic, &use)
+}
+
+func (b *Broker) active(g offset.GroupID, topic offset.Topic, use *dispatch.Use) int64 {
+	at := b.o.Offsets.Active(g, topic)
+	if !use.LastFetch.IsZero() {
+		at = max(at, use.LastFetch.UnixNano())
+	}
+	return at
 }

@@ -43,8 +43,7 @@ func (b *Broker) groupLag(ctx context.Context, r *wire.GroupLagRequest) (*wire.G
 		}
 		t, groups = topic, b.o.Offsets.GroupsOf(topicKey(&topic))
 	}
-	n := len(groups) * int(t.Partitions)
-	if n > rowsMax {
+	if n := len(groups) * int(t.Partitions); n > rowsMax {
 		return nil, wire.Errorf(wire.CodeTooLarge, "%d groups of %d partitions are more than an answer holds: name one group", len(groups), t.Partitions)
 	}
 	response := &wire.GroupLagResponse{}
@@ -69,7 +68,7 @@ func (b *Broker) groupLag(ctx context.Context, r *wire.GroupLagRequest) (*wire.G
 				}
 				row.Leased += held[0].Left
 			}
-			if n <= agesMax && at.lag > 0 {
+			if r.Group != "" && at.lag > 0 { // each may take a read of the disk, and metrics ask for all groups again and again
 				row.OldestNs = b.oldest(&t, g.ID, p, at.first)
 			}
 			response.Partitions = append(response.Partitions, row)
@@ -80,9 +79,6 @@ func (b *Broker) groupLag(ctx context.Context, r *wire.GroupLagRequest) (*wire.G
 	}
 	return response, nil
 }
-
-// agesMax bounds the rows of an answer for which a stored time is looked up, which may take a read of the disk each.
-const agesMax = PartitionsMax
 
 // oldest returns when the first message was stored that has not ended; 0 if it cannot be read.
 func (b *Broker) oldest(t *store.Topic, g offset.GroupID, p uint32, first index.Index) int64 {

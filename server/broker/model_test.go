@@ -23,6 +23,7 @@ import (
 //   - A message that was acked with ok is not given again, to the same group, ever.
 //   - Every duplicate has its reason: its lease had ended (released, ack timeout, connection gone, restart) before it was
 //     given again. While a lease lasts its messages are nobody else's.
+//   - A group that was moved stands where it was said, after a restart too; what was leased then has ended, and no ack of it counts.
 //   - At the end, after a drain, each group acked each message that was answered ok, and no index twice.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
@@ -77,15 +78,17 @@ type model struct {
 	conns   [modelClients]int
 	goneAt  [modelClients]time.Time
 	offsets map[string]index.Index
+
+	generations map[string]uint32
 }
 
 func runModel(t *testing.T, r *rapid.T) error {
-	m := &model{world: &world{t: t, fs: journaltest.New(nil)}, r: r, offsets: map[string]index.Index{}}
+	m := &model{world: &world{t: t, fs: journaltest.New(nil)}, r: r, offsets: map[string]index.Index{}, generations: map[string]uint32{}}
 	m.open()
 	defer func() { m.close() }()
 	m.topic("orders", modelPartitions)
 	for range rapid.IntRange(5, 40).Draw(r, "steps") {
-		op := rapid.SampledFrom([]string{"send", "send", "subscribe", "fetch", "fetch", "fetch", "ack", "ack", "ack", "ack", "wait", "connect", "restart", "power", "hold"}).Draw(r, "op")
+		op := rapid.SampledFrom([]string{"send", "send", "subscribe", "fetch", "fetch", "fetch", "ack", "ack", "ack", "ack", "wait", "connect", "restart", "power", "hold", "seek"}).Draw(r, "op")
 		if err := m.step(op); err != nil {
 			return fmt.Errorf("%s: %w", op, err)
 		}
@@ -154,6 +157,11 @@ func (m *model) step(op string) error {
 	case "power":
 		m.crash(m.int("percent", 0, 100), uint64(m.int("crash", 0, 1<<20)))
 		m.restarted()
+	case "seek":
+		if len(m.groups) == 0 {
+			return nil
+		}
+		return m.seek(m.int("group", 0, len(m.groups)-1), uint32(m.int("partition", 0, modelPartitions-1)), uint64(m.int("index", 0, 40)), m.int("dry", 0, 2) == 0)
 	case "hold":
 		// Power is lost while acks are on their way to the disk: they are answered ok or not at all, and what was ok stays.
 		l := m.lease()
@@ -177,6 +185,32 @@ func (m *model) step(op string) error {
 		m.fs = journaltest.New(disk)
 		m.open()
 		m.restarted()
+	}
+	return nil
+}
+
+// seek moves a group in a partition, or only asks where it would go.
+func (m *model) seek(group int, p uint32, to uint64, dry bool) error {
+	g := m.groups[group]
+	r, err := m.broker.SeekGroup(as("x"), &wire.SeekGroupRequest{Topic: "orders", Group: g.name, To: uint32(wire.SeekIndex), Index: to, Partitions: []uint32{p}, DryRun: dry})
+	if err != nil {
+		return err
+	}
+	key, row := fmt.Sprint(g.name, p), r.Partitions[0]
+	if want := min(to, uint64(m.stored[p])); row.To != want || row.Cut != (want != to) || index.Index(row.From) != m.offsets[key] || row.Generation != m.generations[key]+1 {
+		return fmt.Errorf("to %d of %d: %v; offset %d, generation %d", to, m.stored[p], row, m.offsets[key], m.generations[key])
+	}
+	if dry {
+		return nil
+	}
+	below := offset.Ranges(nil)
+	below.Add(offset.Range{To: index.Index(row.To)})
+	g.acked[p], g.sent[p] = below, append(offset.Ranges(nil), below...)
+	m.offsets[key], m.generations[key] = index.Index(row.To), row.Generation
+	for _, l := range m.leases {
+		if l.group == group && uint32(l.Partition) == p {
+			l.over = true
+		}
 	}
 	return nil
 }
@@ -289,7 +323,10 @@ func (m *model) lag() error {
 			if at < m.offsets[key] {
 				return fmt.Errorf("the ack offset of %s in partition %d moved back from %d to %d", g.name, p, m.offsets[key], at)
 			}
-			m.offsets[key] = at
+			if m.offsets[key] = at; row.Generation < m.generations[key] {
+				return fmt.Errorf("%v, it had generation %d", row, m.generations[key])
+			}
+			m.generations[key] = row.Generation
 			progress, _, ok := m.world.offsets.Progress(groupID(m.world, g.name), offset.Topic{ID: 1, Incarnation: 1}, uint16(p))
 			if !ok || index.Index(row.End) != m.stored[p] || row.Lag != row.End-row.AckOffset-row.Consumed {
 				return fmt.Errorf("%v, stored %d", row, m.stored[p])
