@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/jmqio/jmq/client"
+	"github.com/jmqio/jmq/server"
 	"github.com/jmqio/jmq/server/servertest"
 )
 
@@ -17,7 +18,7 @@ func BenchmarkBroker(b *testing.B) {
 	for _, keys := range []int{0, 64} {
 		for _, how := range []string{"batches", "async"} {
 			b.Run(fmt.Sprintf("keys=%d/%s", keys, how), func(b *testing.B) {
-				s := servertest.Start(b)
+				s := servertest.Start(b, func(c *server.Config) { c.Broker.Journal.SegmentBytesMax = 256 << 20 })
 				s.CreateTopic("orders", 8)
 				ctx := context.Background()
 				cl, err := client.Dial(ctx, s.Address())

@@ -137,7 +137,7 @@ func runFaults(t *testing.T, seed uint64) *check.Report {
 	ctx, cancel := context.WithCancel(context.Background())
 	stop := make(chan struct{})
 	chaos.Go(func() { f.chaos(stop) })
-	for i := range 4 {
+	for i := range 5 {
 		producers.Go(func() { f.produce(t, c, i, i == 3) })
 	}
 	for _, group := range []string{"run", "fetch"} {
@@ -222,7 +222,8 @@ func (f *faulty) chaos(stop chan struct{}) {
 	}
 }
 
-// produce is one line of sends, in order, with keys of its own; free: without keys and order.
+// produce is one line of sends, in order, with keys of its own; free: without keys and order. The last one waits for none of
+// its sends before the next.
 func (f *faulty) produce(t *testing.T, c *Client, n int, free bool) {
 	var opts []ProducerOption
 	switch n {
@@ -230,6 +231,8 @@ func (f *faulty) produce(t *testing.T, c *Client, n int, free bool) {
 		opts = append(opts, Compress(Snappy, 0))
 	case 3:
 		opts = append(opts, MergeAfter(1))
+	case 4:
+		opts = append(opts, Buffer(20, 1<<20))
 	}
 	p := producer(t, c, opts...)
 	for i := range 150 {
@@ -245,18 +248,27 @@ func (f *faulty) produce(t *testing.T, c *Client, n int, free bool) {
 		if f.intn(20) == 0 { // a caller who has no time
 			ctx, cancel = context.WithTimeout(ctx, time.Duration(f.intn(60))*time.Millisecond)
 		}
-		r, err := p.Send(ctx, m)
-		cancel()
-		e.Return, e.ID, e.Unknown = f.now(), r.MessageID, r.Unknown
-		e.Result, e.Partition, e.Index = check.OK, r.Partition, r.Index
-		if err != nil {
-			e.Result, e.Partition, e.Index = check.Failed, 0, 0
-			if errors.Is(err, ErrUnknown) {
-				e.Result = check.Unknown
+		told := func(r Receipt, err error) {
+			e.Return, e.ID, e.Unknown = f.now(), r.MessageID, r.Unknown
+			e.Result, e.Partition, e.Index = check.OK, r.Partition, r.Index
+			if err != nil {
+				e.Result, e.Partition, e.Index = check.Failed, 0, 0
+				if errors.Is(err, ErrUnknown) {
+					e.Result = check.Unknown
+				}
 			}
+			f.event(e)
 		}
-		f.event(e)
+		if n == 4 {
+			p.SendAsync(ctx, m, told)
+		} else {
+			told(p.Send(ctx, m))
+		}
+		cancel()
 		time.Sleep(time.Duration(f.intn(40)) * time.Millisecond)
+	}
+	if err := p.Flush(context.Background()); err != nil {
+		t.Error(err)
 	}
 }
 
