@@ -16,6 +16,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	jmqserver "github.com/jmqio/jmq/server"
 	"github.com/jmqio/jmq/server/servertest"
 )
 
@@ -495,4 +496,44 @@ func TestTopics(t *testing.T) {
 	if out := sh.ok("", "group ls"); out != "no group consumes yet\n" {
 		t.Errorf("groups of the topic before: %s", out)
 	}
+}
+
+// The index of a stopped broker is made again from its journal: the same messages are there, groups stand where they stood, also
+// when an attempt before was stopped in the middle.
+func TestIndexRebuild(t *testing.T) {
+	server := servertest.Start(t)
+	sh := shell{t, server.Address()}
+	sh.ok("", "topic create orders -p 2")
+	const messages = 60_000 // so many that the index has files
+	sh.ok("", fmt.Sprintf("produce orders -n %d", messages), "x")
+	sh.ok("", "consume orders -g pay --from-beginning -n 1000 -o name")
+	lags := sh.ok("", "group lag orders pay -o json")
+	first := sh.ok("", "msg get orders 1 0 -o json")
+	local := shell{t, ""}
+	folder := server.Folder()
+	local.fails(exitError, "in use; stop its broker first", "", "index rebuild", folder)
+	server.Stop()
+	for range 2 {
+		var r rebuildResult
+		out := local.ok("", "index rebuild -o json", folder)
+		if err := json.Unmarshal([]byte(out), &r); err != nil || r.Topics != 1 || r.Partitions != 2 || r.Messages != messages || r.Files == 0 {
+			t.Errorf("rebuild: %v %s", err, out)
+		}
+		if _, err := os.Stat(filepath.Join(folder, "index.before")); !os.IsNotExist(err) {
+			t.Errorf("what was before stays: %v", err)
+		}
+		// As after a stop in the middle: all files are set aside.
+		if _, err := setIndexAside(filepath.Join(folder, "index")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sh.address = servertest.Start(t, func(c *jmqserver.Config) { c.Broker.Data = folder }).Address()
+	if out := sh.ok("", "group lag orders pay -o json"); out != lags {
+		t.Errorf("lag: %s, want %s", out, lags)
+	}
+	if out := sh.ok("", "msg get orders 1 0 -o json"); out != first {
+		t.Errorf("a message: %s, want %s", out, first)
+	}
+	local.fails(exitNotFound, "has no journal", "", "index rebuild", t.TempDir())
+	local.fails(exitUsage, "usage: jmq index rebuild FOLDER", "", "index rebuild")
 }

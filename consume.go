@@ -96,7 +96,9 @@ func runConsume(cmd *cobra.Command, o *consumeOptions, topic string) error {
 	if o.fromBeginning {
 		start = client.FromBeginning
 	}
-	consumer, err := cl.Consumer(topic, client.Group(o.group), client.Start(start))
+	consumer, err := cl.Consumer(topic, client.Group(o.group), client.Start(start), client.OnGap(func(g client.Gap) {
+		fmt.Fprintf(cmd.ErrOrStderr(), "jmq: messages [%d, %d) of partition %d will never come: %v\n", g.From, g.To, g.Partition, g.Reason)
+	}))
 	if err != nil {
 		return usageError(err)
 	}

@@ -69,7 +69,7 @@ Start with: jmq dev`,
 	root.AddCommand(
 		devCommand(), runCommand(),
 		produceCommand(), consumeCommand(), topicCommand(), groupCommand(), msgCommand(), storeCommand(),
-		journalCommand(), benchCommand(), configCommand(), versionCommand(),
+		journalCommand(), indexCommand(), benchCommand(), configCommand(), versionCommand(),
 	)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError(fmt.Errorf("%w; see %s --help", err, cmd.CommandPath()))
