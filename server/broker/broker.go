@@ -151,6 +151,7 @@ func New(o Options) *Broker {
 	b := &Broker{o: o.withDefaults(), changes: make(chan struct{}, 1), heavy: make(chan struct{}, 1)}
 	b.dispatch = dispatch.New(dispatch.Options{
 		Source: source{b}, AckTimeout: o.AckTimeout, Grace: o.Grace, WaitersMax: o.WaitersMax, Boot: o.Boot, Logger: o.Logger,
+		RanOut: b.kick,
 	})
 	b.acks.init(b)
 	b.watch.b = b
@@ -171,6 +172,13 @@ func (b *Broker) Start(s store.Store) {
 	s.Watch(b.OnCommit)
 	if !b.state.CompareAndSwap(stateNew, stateServing) {
 		panic("broker: started twice, or after Close")
+	}
+}
+
+// kick lets what waits for the next commit not wait for somebody who asks for one.
+func (b *Broker) kick() {
+	if b.state.Load() == stateServing {
+		b.store.Kick()
 	}
 }
 

@@ -719,11 +719,13 @@ func TestScripts(t *testing.T) {
 	script.Each(t, func(t *testing.T, file string) {
 		synctest.Test(t, func(t *testing.T) {
 			st := &stage{cancels: map[string]context.CancelFunc{}, born: time.Now()}
+			defer func() {
+				for _, cancel := range st.cancels {
+					cancel()
+				}
+				st.close()
+			}()
 			script.Run(t, file, st.run)
-			for _, cancel := range st.cancels {
-				cancel()
-			}
-			st.close()
 		})
 	})
 }

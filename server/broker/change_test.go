@@ -148,8 +148,7 @@ func TestTopicsComeAndGo(t *testing.T) {
 				_, drop := w.broker.DeleteTopic(as(client), &wire.DeleteTopicRequest{Topic: name})
 				cancel()
 				for k, err := range []error{create, subscribe, produce, f.err, ack, alter, remove, drop, (<-parked).err} {
-					// A send may meet the end of its topic between the look-up and the append.
-					if !fine(err) && !(k == 2 && wire.CodeOf(err) == wire.CodePartitionNotFound) {
+					if !fine(err) {
 						t.Errorf("answer %d: %v", k, err)
 					}
 				}
@@ -304,7 +303,10 @@ func TestHoles(t *testing.T) {
 	if _, err := w.broker.Subscribe(as("a"), &wire.SubscribeRequest{Topic: "orders", Group: "pay", Start: wire.StartBeginning, Policy: &wire.GroupPolicy{Parallel: true}}); err != nil {
 		t.Fatal(err)
 	}
-	const holes = 100_000
+	holes := 100_000
+	if raceEnabled {
+		holes = 20_000
+	}
 	for range 2 * holes / 1000 {
 		if _, err := w.produce("orders", 0, batch(t, 1000, 0)); err != nil {
 			t.Fatal(err)
@@ -325,21 +327,21 @@ func TestHoles(t *testing.T) {
 	for name, ask := range map[string]func() error{
 		"lag": func() error {
 			r, err := w.broker.GroupLag(as("a"), &wire.GroupLagRequest{Topic: "orders", Group: "pay"})
-			if err == nil && (r.Partitions[0].Lag != holes || r.Partitions[0].Consumed != holes) {
+			if err == nil && (r.Partitions[0].Lag != uint64(holes) || r.Partitions[0].Consumed != uint64(holes)) {
 				err = fmt.Errorf("%v", r)
 			}
 			return err
 		},
 		"list": func() error {
 			r, err := w.broker.ListGroups(as("a"), &wire.ListGroupsRequest{})
-			if err == nil && r.Groups[0].Lag != holes {
+			if err == nil && r.Groups[0].Lag != uint64(holes) {
 				err = fmt.Errorf("%v", r)
 			}
 			return err
 		},
 		"seek": func() error {
 			r, err := w.broker.SeekGroup(as("a"), &wire.SeekGroupRequest{Topic: "orders", Group: "pay", To: uint32(wire.SeekShift), Shift: 10, DryRun: true})
-			if err == nil && (r.Partitions[0].To != 10 || r.Partitions[0].LagFrom != holes || r.Partitions[0].LagTo != 2*holes-10) {
+			if err == nil && (r.Partitions[0].To != 10 || r.Partitions[0].LagFrom != uint64(holes) || r.Partitions[0].LagTo != uint64(2*holes-10)) {
 				err = fmt.Errorf("%v", r)
 			}
 			return err
@@ -400,7 +402,7 @@ func TestReadErrors(t *testing.T) {
 		gap  wire.GapReason
 	}{
 		{&store.GapError{From: 0, To: 2}, wire.CodeOK, wire.GapDamaged},
-		{fmt.Errorf("read: %w", store.ErrNoPartition), wire.CodePartitionNotFound, 0},
+		{fmt.Errorf("read: %w", store.ErrNoPartition), wire.CodeTopicNotFound, 0},
 		{fmt.Errorf("read: %w", store.ErrDamaged), wire.CodeBusy, 0},
 	} {
 		fault.Store(&test.err)

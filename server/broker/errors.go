@@ -29,7 +29,7 @@ var codes = []struct {
 	{journal.ErrBusy, wire.CodeBusy, busyRetry, "too much waits for the disk"},
 	{journal.ErrNoSpace, wire.CodeNoSpace, 0, "no space is left on the disk"},
 	{journal.ErrClosed, wire.CodeStopping, 0, "the broker is being stopped"},
-	{store.ErrNoPartition, wire.CodePartitionNotFound, 0, ""},
+	{store.ErrNoPartition, wire.CodeTopicNotFound, 0, "the topic was deleted meanwhile"}, // partitions are judged before
 	{store.ErrTrimmed, wire.CodeOutOfRange, 0, ""},
 	{store.ErrBeyond, wire.CodeOutOfRange, 0, ""},
 	{store.ErrBatch, wire.CodeMalformed, 0, ""},

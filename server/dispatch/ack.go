@@ -196,8 +196,8 @@ func (d *Dispatcher) keepExpiry(e offset.Expiry) {
 	d.mu.expiries = append(d.mu.expiries, e)
 }
 
-// TakeExpiries returns what is to be journalled of leases that ran out, nil if nothing. It goes into the next commit, whenever
-// that is: nobody waits for it, and what a crash takes is a count.
+// TakeExpiries returns what is to be journalled of leases that ran out, nil if nothing. Nobody waits for it, and what a crash takes
+// is a count.
 func (d *Dispatcher) TakeExpiries() []offset.Expiry {
 	d.mu.Lock()
 	defer d.mu.Unlock()

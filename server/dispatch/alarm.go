@@ -121,6 +121,9 @@ func (d *Dispatcher) expire() {
 	report := d.mu.ended
 	d.mu.ended = nil
 	d.unlock(&out)
+	if len(report) > 0 {
+		d.o.RanOut()
+	}
 	var topic, group string
 	for i, e := range report {
 		if i == 0 || e.queue != report[i-1].queue {

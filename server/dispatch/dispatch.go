@@ -48,6 +48,8 @@ type Options struct {
 	LeasesMax int
 	// Boot is the part of lease ids that tells this boot from others, 24 bits. 0: random.
 	Boot uint32
+	// RanOut is called, without a lock, after leases ran out: TakeExpiries may have some. nil: nothing.
+	RanOut func()
 	// Logger gets leases that ran out. nil: nobody.
 	Logger *slog.Logger
 }
@@ -73,6 +75,9 @@ func (o Options) withDefaults() Options {
 		b := [4]byte{}
 		rand.Read(b[:]) // never fails
 		o.Boot = binary.LittleEndian.Uint32(b[:])
+	}
+	if o.RanOut == nil {
+		o.RanOut = func() {}
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
