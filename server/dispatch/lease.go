@@ -60,6 +60,7 @@ type lease struct {
 const (
 	spareMax    = 1024 // members and leases that are kept to be used again
 	releasedMax = 64   // and the room for ranges of each lease
+	listMoveMax = 64   // a longer list of leases gives the room of the first up
 )
 
 func (d *Dispatcher) newLease() *lease {
@@ -80,6 +81,10 @@ func dropLease(list []*lease, id uint64) []*lease {
 	i, ok := findLease(list, id)
 	if !ok {
 		panic("dispatch: a lease is not in a list that it belongs to")
+	}
+	if i == 0 && len(list) > listMoveMax {
+		list[0] = nil
+		return list[1:] // most leases end in order
 	}
 	return slices.Delete(list, i, i+1)
 }

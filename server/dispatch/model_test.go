@@ -916,6 +916,77 @@ func BenchmarkLease(b *testing.B) {
 	}
 }
 
+// BenchmarkHoles fetches and acks, one by one, what is left of a partition of which every second message of 200,000 was acked.
+func BenchmarkHoles(b *testing.B) {
+	const holes = 100_000
+	var at offset.Progress
+	for i := range index.Index(holes) {
+		at.Add(offset.Range{From: 2*i + 1, To: 2*i + 2})
+	}
+	for name, policy := range map[string]offset.Policy{"exclusive": {}, "parallel": {Parallel: true}} {
+		b.Run(name, func(b *testing.B) {
+			s := &fakeSource{ends: map[uint16]index.Index{0: 2 * holes}, progress: map[offset.GroupID]map[uint16]offset.Progress{1: {0: at}}, policy: policy}
+			d := New(Options{Source: s})
+			defer d.Close()
+			q := Queue{Group: 1, Topic: topic}
+			items := make([]wire.AckRange, 1)
+			var codes []wire.Code
+			b.ReportAllocs()
+			for b.Loop() {
+				f := Fetch{Queue: q, Partitions: 1, Client: Client{ID: "a"}, Max: 10, Waiter: noWaiter{}}
+				if d.Take(&f) != nil { // all is done
+					d.Forget(q)
+					d.mu.ends = d.mu.ends[:0]
+					continue
+				}
+				items[0] = wire.AckRange{Lease: f.Lease.ID, From: uint64(f.Lease.From), To: uint64(f.Lease.To), Outcome: wire.Acked}
+				if codes, _, _ = d.Ack(q, 1, f.Client, 0, items, codes[:0]); codes[0] != wire.CodeOK {
+					b.Fatal(codes)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkParallel is a member that holds a whole window in leases of one message, and fetches and acks: the oldest, the newest.
+func BenchmarkParallel(b *testing.B) {
+	for _, name := range []string{"oldest", "newest"} {
+		b.Run(name, func(b *testing.B) {
+			s := &fakeSource{ends: map[uint16]index.Index{0: 1 << 40}, policy: offset.Policy{Parallel: true}}
+			d := New(Options{Source: s})
+			defer d.Close()
+			q := Queue{Group: 1, Topic: topic}
+			var leases []Lease
+			take := func() {
+				f := Fetch{Queue: q, Partitions: 1, Client: Client{ID: "a"}, Max: 1, Waiter: noWaiter{}}
+				if err := d.Take(&f); err != nil {
+					b.Fatal(err)
+				}
+				leases = append(leases, f.Lease)
+			}
+			for range offset.WindowDefault {
+				take()
+			}
+			items := make([]wire.AckRange, 1)
+			var codes []wire.Code
+			b.ReportAllocs()
+			for b.Loop() {
+				l := leases[0]
+				if name == "newest" {
+					l = leases[len(leases)-1]
+					leases = leases[:len(leases)-1]
+				} else {
+					leases = leases[1:]
+				}
+				items[0] = wire.AckRange{Lease: l.ID, From: uint64(l.From), To: uint64(l.To), Outcome: wire.Acked}
+				codes, _, _ = d.Ack(q, 1, Client{ID: "a"}, 0, items, codes[:0])
+				d.mu.ends = d.mu.ends[:0]
+				take()
+			}
+		})
+	}
+}
+
 type noWaiter struct{}
 
 func (noWaiter) Granted(*Fetch) {}

@@ -172,3 +172,68 @@ func BenchmarkProgress(b *testing.B) {
 		})
 	}
 }
+
+// TestExpiries raises and forgets counts of random ranges and compares with a count for each message.
+func TestExpiries(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var p Progress
+		var count [space]uint32
+		var ended [space]bool
+		t.Repeat(map[string]func(*rapid.T){
+			"expire": func(t *rapid.T) {
+				r, n := drawRange(t), uint32(rapid.IntRange(0, 3).Draw(t, "count"))
+				p.Expire(r, n)
+				for i := r.From; i < r.To; i++ {
+					if !ended[i] {
+						count[i] = max(count[i], n)
+					}
+				}
+			},
+			"end": func(t *rapid.T) {
+				r := drawRange(t)
+				p.Add(r)
+				for i := r.From; i < r.To; i++ {
+					ended[i], count[i] = true, 0
+				}
+			},
+			"": func(t *rapid.T) {
+				if err := p.Expired.check(&p); err != nil {
+					t.Fatal(err)
+				}
+				messages, most := uint64(0), uint32(0)
+				for i := range index.Index(space) {
+					n, to := p.Expired.At(i)
+					if n != count[i] || to <= i {
+						t.Fatalf("%v: %d at %d up to %d, want %d", p, n, i, to, count[i])
+					}
+					for k := i; k < min(to, space); k++ {
+						if count[k] != n {
+							t.Fatalf("%v: %d at %d up to %d, but %d at %d", p, n, i, to, count[k], k)
+						}
+					}
+					if n > 0 {
+						messages++
+					}
+					most = max(most, n)
+				}
+				if n, m := p.Expired.Messages(); n != messages || m != most {
+					t.Fatalf("%v: %d messages and at most %d, want %d and %d", p, n, m, messages, most)
+				}
+			},
+		})
+	})
+}
+
+// TestExpiriesBound counts more ranges than are kept: the oldest messages are, in whatever order they come.
+func TestExpiriesBound(t *testing.T) {
+	for name, at := range map[string]func(i int) int{"up": func(i int) int { return i }, "down": func(i int) int { return 2*ExpiriesMax - 1 - i }} {
+		var p Progress
+		for i := range 2 * ExpiriesMax {
+			from := index.Index(3 * at(i))
+			p.Expire(Range{from, from + 1}, 1)
+		}
+		if len(p.Expired) != ExpiriesMax || p.Expired[0].From != 0 || p.Expired[ExpiriesMax-1].From != 3*(ExpiriesMax-1) {
+			t.Errorf("%s: %d ranges are kept, from %v to %v", name, len(p.Expired), p.Expired[0], p.Expired[len(p.Expired)-1])
+		}
+	}
+}
