@@ -48,8 +48,9 @@ func newTopicOptions(list []TopicOption) (*topicOptions, error) {
 	return o, apply(o, list)
 }
 
-// Partitions is how many partitions the topic shall have: more than before. Which partition an order key falls on changes
-// with it, so the order of a key's messages holds on either side of the change, not across it.
+// Partitions is how many partitions the topic shall have: more than before. Producers use them within a few seconds. Which
+// partition an order key falls on changes with it, so the order of a key's messages holds on either side of the change, not
+// across it.
 func Partitions(n int) TopicOption {
 	return func(o *topicOptions) error {
 		// How many are too many is the broker's to say.

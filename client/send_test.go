@@ -489,3 +489,60 @@ func TestRouteChanges(t *testing.T) {
 		}
 	}
 }
+
+// A producer learns of partitions that were added while it sends, in a few seconds, and asks no more than it must. Without a
+// connection it goes on with what it knows.
+func TestRouteIsRefreshed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &routeBroker{fakeBroker: newFakeBroker()}
+		b.topic("orders", 1)
+		s := newFakeServer(b.fakeBroker, false)
+		s.h = wire.NewHandler(b, b, wire.HandlerOptions{})
+		c, err := Dial(context.Background(), "x", WithDialer(s.dial))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := producer(t, c)
+		ctx := context.Background()
+		begun := time.Now()
+		var learnt time.Duration
+		for time.Since(begun) < time.Minute {
+			if time.Since(begun) == 20*time.Second {
+				b.topic("orders", 2)
+			}
+			if time.Since(begun) == 40*time.Second {
+				s.kill(true)
+				s.up()
+			}
+			r, err := p.Send(ctx, &Message{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Partition == 1 && learnt == 0 {
+				learnt = time.Since(begun)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if learnt < 20*time.Second || learnt > 26*time.Second {
+			t.Errorf("learnt of the new partition after %v, it was there after 20 s", learnt)
+		}
+		if n := b.routes.Load(); n < 10 || n > 13 {
+			t.Errorf("asked %d times in a minute", n)
+		}
+		if err := c.Close(ctx); err != nil {
+			t.Error(err)
+		}
+		s.close()
+	})
+}
+
+// routeBroker counts what is asked of it.
+type routeBroker struct {
+	*fakeBroker
+	routes atomic.Int32
+}
+
+func (b *routeBroker) Route(ctx context.Context, r *wire.RouteRequest) (*wire.RouteResponse, error) {
+	b.routes.Add(1)
+	return b.fakeBroker.Route(ctx, r)
+}

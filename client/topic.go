@@ -6,8 +6,10 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/jmqio/jmq/wire"
+	"google.golang.org/protobuf/proto"
 )
 
 // topic is what the client knows of one topic: its route, and a lane for each partition. All producers of the client
@@ -19,6 +21,9 @@ type topic struct {
 	turn  atomic.Uint32 // round robin
 	free  lane          // of merged sends without order key
 	load  chan struct{} // one element: who holds it asks for the route
+
+	checked  atomic.Int64 // when the route was asked for, unix time in nanoseconds
+	checking atomic.Bool  // refresh is under way
 
 	mu struct {
 		sync.Mutex
@@ -64,10 +69,21 @@ func (t *topic) routed(ctx context.Context, old *route) (*route, error) {
 	if r := t.route.Load(); r != nil && r != old {
 		return r, nil
 	}
+	t.checked.Store(time.Now().UnixNano())
 	var answer wire.RouteResponse
 	if err := t.c.cluster.call(ctx, opRoute, t.name, repeatAlways, wire.CommandRoute, &wire.RouteRequest{Topic: t.name}, &answer); err != nil {
 		return nil, err
 	}
+	r, err := t.read(&answer)
+	if err != nil {
+		return nil, err
+	}
+	t.route.Store(r)
+	return r, nil
+}
+
+// read makes a route of an answer.
+func (t *topic) read(answer *wire.RouteResponse) (*route, error) {
 	r := &route{version: answer.Version}
 	for _, p := range answer.Partitions {
 		if p.Partition > math.MaxUint16 {
@@ -86,15 +102,47 @@ func (t *topic) routed(ctx context.Context, old *route) (*route, error) {
 		r.brokerGroups[p.Partition] = p.BrokerGroup
 	}
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	for n := len(t.mu.lanes); n < r.partitions; n++ {
 		l := new(lane)
 		l.init(t, uint32(n))
 		t.mu.lanes = append(t.mu.lanes, l)
 	}
 	r.lanes = t.mu.lanes[:r.partitions:r.partitions]
-	t.mu.Unlock()
-	t.route.Store(r)
 	return r, nil
+}
+
+// routeAge is how old a route may be while it is in use: so long senders go on without partitions that were added, and with
+// their keys where they were.
+const routeAge = 5 * time.Second
+
+// refresh asks for the route again, without waiting, if it is old.
+func (t *topic) refresh(now time.Time) {
+	if now.UnixNano()-t.checked.Load() < int64(routeAge) || !t.checking.CompareAndSwap(false, true) {
+		return
+	}
+	t.checked.Store(now.UnixNano())
+	old := t.route.Load()
+	header, err := proto.Marshal(&wire.RouteRequest{Topic: t.name})
+	l := t.c.cluster.next()
+	if err != nil || l == nil {
+		t.checking.Store(false)
+		return
+	}
+	if _, err := l.Start(wire.CommandRoute, header, nil, func(f wire.Frame, err error) {
+		defer t.checking.Store(false)
+		var answer wire.RouteResponse
+		if err != nil || proto.Unmarshal(f.Header, &answer) != nil {
+			return // what is known stays good; sends find out if it is not
+		}
+		if r, err := t.read(&answer); err == nil && (old == nil || !r.same(old)) {
+			t.route.CompareAndSwap(old, r)
+		}
+	}); err != nil {
+		t.checking.Store(false)
+		return
+	}
+	l.FlushShared()
 }
 
 // same says whether r knows no other partitions than o.
