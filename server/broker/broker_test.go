@@ -72,7 +72,7 @@ func (w *world) open() {
 				b.Gather(add)
 			}
 		},
-		SegmentBytesMax: 256 << 10, SegmentBytesFirst: 64 << 10, CheckpointEvery: time.Hour, IndexFlushEntries: index.ChunkEntries, Now: w.now,
+		SegmentBytesMax: 256 << 10, SegmentBytesFirst: 64 << 10, CheckpointEvery: time.Hour, IndexFlushBytes: 1, Now: w.now,
 	})
 	if err != nil {
 		w.t.Fatal(err)

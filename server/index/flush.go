@@ -2,184 +2,254 @@ package index
 
 import (
 	"errors"
-	"fmt"
-	"io/fs"
 	"slices"
-	"sort"
-
-	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/jmqio/jmq/server/planted"
 )
 
+// ErrMoved: a snapshot below entries that were moved and not flushed cannot be taken.
+var ErrMoved = errors.New("index: moved entries are not flushed")
+
 // flushing is one partition's part of a Flush.
 type flushing struct {
-	p    *partition
-	from Index
-	tail []Entry // what is written: whole chunks from from on
-	cuts int
+	p *partition
+	n int // entries of its tail that go
 }
 
-// Flush moves whole chunks of the tails that are long enough into their files: written, synced, and for a new file its
-// directory synced, before the entries leave memory. An error leaves them there; the next Flush writes them again. A
-// partition whose file is damaged is passed over and is part of the error. It returns how many files were written.
-func (s *Set) Flush() (int, error) {
+// flushBlock is how many entries are copied under a partition's lock at once.
+const flushBlock = 512
+
+// Flush moves what the tails hold of records below a position into a new run, if that is at least Options.FlushBytes or if
+// entries were moved: written, synced and named, with its folder synced, before the entries leave memory. An error leaves
+// them there; the next Flush writes them again. Everything below the position must have been appended. Appends go on
+// meanwhile. It says whether entries left.
+func (s *Set) Flush(to uint64) (bool, error) {
 	s.work.Lock()
 	defer s.work.Unlock()
-
-	parts := s.choose()
-	made, written := false, parts[:0]
-	var buf []byte
-	var errs []error
-	for i := range parts {
-		f := &parts[i]
-		var err error
-		if buf, err = s.write(f, buf); err != nil {
-			var d *DamageError
-			if !errors.As(err, &d) {
-				return 0, err
-			}
-			errs = append(errs, err)
-			continue
-		}
-		made = made || f.from == 0
-		written = append(written, *f)
+	if to <= s.covered || s.moved.Load() == 0 && s.tails.Load()*EntryBytes < s.opt.FlushBytes {
+		return false, nil
 	}
-	if made {
-		if err := syncDir(s.opt.FS, s.opt.Dir); err != nil {
-			return 0, err
-		}
-	}
-	for i := range written {
-		written[i].done()
-	}
-	return len(written), errors.Join(errs...)
-}
-
-// choose finds the tails to write: those of FlushEntries and more, then, while the rest is beyond TailBytesMax, the longest.
-func (s *Set) choose() []flushing {
-	var parts, short []flushing
-	var rest int64
-	for _, p := range s.all() {
-		p.mu.RLock()
-		n := len(p.tail)
-		whole := n / ChunkEntries * ChunkEntries
-		f := flushing{p: p, from: p.flushed, tail: p.tail[:whole:whole], cuts: p.cuts}
-		p.mu.RUnlock()
-		switch {
-		case n >= s.opt.FlushEntries:
-			parts = append(parts, f)
-			rest += int64(n-whole) * EntryBytes
-		case whole > 0:
-			short = append(short, f)
-			rest += int64(n) * EntryBytes
-		default:
-			rest += int64(n) * EntryBytes
-		}
-	}
-	if rest > s.opt.TailBytesMax {
-		sort.Slice(short, func(i, j int) bool { return len(short[i].tail) > len(short[j].tail) })
-		for _, f := range short[:min(len(short), s.opt.FlushFilesMax)] {
-			if rest <= s.opt.TailBytesMax/2 { // well below, so that the next Flush does not begin again
-				break
-			}
-			rest -= int64(len(f.tail)) * EntryBytes
-			parts = append(parts, f)
-		}
-	}
-	return parts
-}
-
-// write writes and syncs the chunks of one partition. The first chunk writes the header too, over whatever lies there.
-func (s *Set) write(f *flushing, buf []byte) ([]byte, error) {
-	path := s.files.path(f.p.key)
-	offset := offsetOf(f.from)
-	buf = slices.Grow(buf[:0], headerBytes+len(f.tail)*EntryBytes)
-	if f.from == 0 {
-		offset = 0
-		h := header{Version: Version, StoreID: s.opt.StoreID, Key: f.p.key}
-		buf = append(buf, h.encode()...)
-	} else {
-		// The file must be the one that holds the entries before these.
-		r, err := s.files.acquire(f.p.key)
+	w := s.writer(RunID{s.covered, to})
+	var parts []flushing
+	for _, p := range s.sorted() {
+		f, some, err := s.flushPart(w, p, to)
 		if err != nil {
-			return buf, err
+			w.abort()
+			return false, err
 		}
-		s.files.release(r)
+		if some {
+			parts = append(parts, f)
+		}
 	}
-	for i := range f.tail {
-		buf = AppendEntry(buf, f.p.seed, f.from+Index(i), &f.tail[i])
-	}
-	w, err := s.opt.FS.OpenReadWrite(path, vfs.WriteCategoryUnspecified)
+	r, err := w.finish()
 	if err != nil {
-		return buf, fmt.Errorf("index: open file of partition %v for writing: %w", f.p.key, err)
+		w.abort()
+		return false, err
 	}
-	if f.from == 0 {
-		s.files.drop(f.p.key)
+	if r != nil {
+		s.addRun(r)
+		s.counts.flushes.Add(1)
+		s.counts.flushedBytes.Add(r.size)
 	}
-	_, err = w.WriteAt(buf, offset)
-	if err == nil {
-		err = w.Sync()
+	out := w.out
+	for _, f := range parts {
+		n := 0
+		for n < len(out) && out[n].key == f.p.key {
+			n++
+		}
+		s.flushed(f, to, r, out[:n])
+		out = out[n:]
 	}
-	if err = errors.Join(err, w.Close()); err != nil {
-		return buf, fmt.Errorf("index: write %s: %w", path, err)
-	}
-	return buf, nil
+	s.covered, s.planned = to, false
+	return true, nil
 }
 
-// tailKeptMax is the largest array, in entries, that a partition keeps over a flush: 1 MiB.
-const tailKeptMax = 1 << 20 / EntryBytes
+func (s *Set) writer(id RunID) *runWriter {
+	return &runWriter{fs: s.opt.FS, dir: s.opt.Dir, storeID: s.opt.StoreID, id: id}
+}
 
-// done lets the entries that are on disk leave memory.
-func (f *flushing) done() {
+// flushPart writes what p has below a position. False: nothing.
+func (s *Set) flushPart(w *runWriter, p *partition, to uint64) (flushing, bool, error) {
+	p.mu.RLock()
+	f := flushing{p, p.tail.below(to)}
+	flushed, next := p.flushed, max(p.first, p.flushed)
+	var over []piece
+	if p.moved != nil {
+		over = p.moved.below(to)
+	}
+	p.mu.RUnlock()
+	if f.n == 0 && len(over) == 0 {
+		return f, false, nil
+	}
+	end := flushed + Index(f.n)
+	write := func(first Index, entries []Entry) error {
+		for i := range entries {
+			if err := w.add(p.key, p.seed, first+Index(i), &entries[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	// writeTail writes the tail up to an index.
+	var block [flushBlock]Entry
+	writeTail := func(upTo Index) error {
+		for next < upTo {
+			n := min(upTo-next, flushBlock)
+			p.mu.RLock()
+			if p.dropped {
+				p.mu.RUnlock()
+				return nil
+			}
+			// Nothing but a Flush or a Truncate takes entries out of a tail, and they wait for work.
+			got := p.tail.copyTo(int(next-flushed), int(next-flushed+n), block[:0])
+			p.mu.RUnlock()
+			if err := write(next, got); err != nil {
+				return err
+			}
+			next += n
+		}
+		return nil
+	}
+	for _, x := range over {
+		if x.first >= next {
+			if err := writeTail(min(x.first, end)); err != nil {
+				return f, false, err
+			}
+		}
+		entries := s.restamp(p, x)
+		if err := write(x.first, entries); err != nil {
+			return f, false, err
+		}
+		next = max(next, x.end())
+	}
+	return f, true, writeTail(end)
+}
+
+// restamp gives moved entries the stored times that they had in the index: those in their records may go back where the clock
+// did. What cannot be read keeps those.
+func (s *Set) restamp(p *partition, x piece) []Entry {
+	entries := slices.Clone(x.entries)
+	p.mu.RLock()
+	from := min(max(x.first, p.first), x.end())
+	p.mu.RUnlock()
+	old, _ := s.rangeOf(p, from, x.end(), nil, false)
+	for i := range old {
+		entries[int(from-x.first)+i].Stored = old[i].Stored
+	}
+	return entries
+}
+
+// flushed lets the entries that are in r leave memory.
+func (s *Set) flushed(f flushing, to uint64, r *run, out []placed) {
 	p := f.p
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.cuts != f.cuts {
-		return // what was written is beyond the end now; the next Flush writes what is there then
+	if p.dropped {
+		return
 	}
-	p.flushed += Index(len(f.tail))
-	p.fileLast = f.tail[len(f.tail)-1].Stored
-	rest := p.tail[len(f.tail):]
-	// A busy partition keeps its array, up to a size; one that was busy once does not.
-	if cap(p.tail) > 4*(len(rest)+ChunkEntries) && (len(f.tail) < cap(p.tail)/2 || cap(p.tail) > tailKeptMax) {
-		p.tail = append(make([]Entry, 0, len(rest)+ChunkEntries), rest...)
-	} else {
-		p.tail = p.tail[:copy(p.tail, rest)] // no snapshot is being read: work is held
+	if f.n > 0 {
+		p.last = p.tail.at(f.n - 1).Stored
+		p.flushed += Index(f.n)
+		p.tail.drop(f.n, &s.free)
+		s.tails.Add(-int64(f.n))
 	}
+	for _, x := range out {
+		x.run = r.number
+		s.placeLocked(p, x.extent)
+	}
+	if p.moved != nil {
+		m := *p.moved
+		m.drop(to)
+		if m.n == 0 {
+			s.setMoved(p, nil)
+		} else {
+			s.setMoved(p, &m)
+		}
+	}
+}
+
+// placeLocked puts what is kept of an extent into a partition. p.mu is held.
+func (s *Set) placeLocked(p *partition, e extent) {
+	if from, to := max(e.first, p.first), min(e.end(), p.flushed); from < to {
+		p.extents = insertExtent(p.extents, e.clip(from, to), s.newer())
+	}
+}
+
+// newer says which of two runs, by number, is of a later range.
+func (s *Set) newer() func(a, b uint32) bool {
+	runs := *s.runs.Load()
+	return func(a, b uint32) bool { return runs[a].From > runs[b].From }
+}
+
+// addRun gives a run its number and its place. work is held.
+func (s *Set) addRun(r *run) {
+	old := *s.runs.Load()
+	n := slices.Index(old, nil)
+	next := slices.Clone(old)
+	if n < 0 {
+		n = len(next)
+		next = append(next, nil)
+	}
+	r.number = uint32(n)
+	next[n] = r
+	s.runs.Store(&next)
+	s.order = append(s.order, r)
+	sortRuns(s.order)
+}
+
+// removeRun takes out a run that no partition has an extent in. Its file stays: checkpoints may name it. work is held.
+func (s *Set) removeRun(r *run) {
+	r.gone.Store(true)
+	s.files.drop(r)
+	next := slices.Clone(*s.runs.Load())
+	next[r.number] = nil
+	s.runs.Store(&next)
+	s.order = slices.DeleteFunc(s.order, func(x *run) bool { return x == r })
 }
 
 // State is a partition as a checkpoint holds it.
 type State struct {
 	Key     Key
 	First   Index
-	Flushed Index   // end of the file
-	Last    int64   // Stored of the last entry in the file; 0 without one
-	Tail    []Entry // from Flushed on; in a snapshot it is valid only during the call
+	Flushed Index  // where the tail begins; what is kept below is in runs
+	Last    int64  // Stored of the entry before the tail; 0 without one
+	Low     uint64 // the lowest position that a kept entry points to; 0: not known
+	Tail    []Entry
 }
 
-// Below cuts off what lies at or beyond a position of the journal. What is in the file must lie below.
-func (st *State) Below(position uint64) {
-	n := sort.Search(len(st.Tail), func(i int) bool { return st.Tail[i].Position >= position })
-	if planted.Bug("index: last entry not in the checkpoint") {
-		n = max(n-1, 0)
-	}
-	st.Tail = st.Tail[:n]
-}
-
-// Snapshot calls each with every partition that is not empty, one after the other. Appends go on meanwhile: a partition may hold
-// more than it did when Snapshot was called, never less. Each state holds what was there at one moment, and what it says is
-// in the file is synced.
-func (s *Set) Snapshot(each func(*State) error) error {
+// Snapshot calls runs once with the runs and what they cover, then each with every partition, one after the other: what was
+// there of records below a position. All of these must have been appended. Appends go on meanwhile. A state is valid only
+// during the call. ErrMoved: Flush(position) comes first.
+func (s *Set) Snapshot(position uint64, runs func(covered uint64, list []RunID) error, each func(*State) error) error {
 	s.work.Lock()
 	defer s.work.Unlock()
-	for _, p := range s.all() {
+	if err := runs(s.covered, s.runsLocked()); err != nil {
+		return err
+	}
+	var st State
+	for _, p := range s.sorted() {
 		p.mu.RLock()
-		st := State{Key: p.key, First: p.first, Flushed: p.flushed, Last: p.fileLast, Tail: p.tail[:len(p.tail):len(p.tail)]}
+		if p.dropped {
+			p.mu.RUnlock()
+			continue
+		}
+		if p.moved != nil && len(p.moved.below(position)) > 0 {
+			p.mu.RUnlock()
+			return ErrMoved
+		}
+		n := p.tail.below(position)
+		if planted.Bug("index: last entry not in the checkpoint") {
+			n = max(n-1, 0)
+		}
+		st = State{Key: p.key, First: p.first, Flushed: p.flushed, Last: p.last, Low: p.low, Tail: p.tail.copyTo(0, n, st.Tail[:0])}
 		p.mu.RUnlock()
+		if st.Low >= position { // of entries that are not in the snapshot, or none
+			st.Low = 0
+		}
 		if st.First == 0 && st.Flushed == 0 && len(st.Tail) == 0 {
 			continue
 		}
+		st.First = min(st.First, st.Flushed+Index(n))
 		if err := each(&st); err != nil {
 			return err
 		}
@@ -187,226 +257,31 @@ func (s *Set) Snapshot(each func(*State) error) error {
 	return nil
 }
 
-// Restore puts a partition as it was in a checkpoint. st is not kept.
-func (s *Set) Restore(st *State) {
-	p := s.make(st.Key)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.cuts++
-	p.first, p.flushed, p.fileLast = st.First, st.Flushed, st.Last
-	p.tail = append([]Entry(nil), st.Tail...)
-}
-
-// RestoreMore appends entries to the tail of a partition that was restored: a long tail comes in several parts.
-func (s *Set) RestoreMore(k Key, entries []Entry) {
-	p := s.make(k)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.tail = append(p.tail, entries...)
-}
-
-// Reset forgets everything, before another checkpoint is restored. No file is touched.
-func (s *Set) Reset() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.mu.parts = map[Key]*partition{}
-	s.mu.list = nil
-}
-
-// Check looks whether the files hold as much as they should, without reading them, and returns what is damaged. What a
-// look does not show is found when it is read.
-func (s *Set) Check() []*DamageError {
-	var found []*DamageError
-	for _, p := range s.all() {
-		p.mu.RLock()
-		first, flushed := p.first, p.flushed
-		p.mu.RUnlock()
-		if first >= flushed {
-			continue
-		}
-		path := s.files.path(p.key)
-		st, err := s.opt.FS.Stat(path)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			found = append(found, &DamageError{Key: p.key, File: path, Index: first, Reason: "file is missing"})
-		case err != nil:
-			found = append(found, &DamageError{Key: p.key, File: path, Index: first, Reason: "cannot be looked at", Err: err})
-		case st.Size() < offsetOf(flushed):
-			i := Index(max(st.Size()-headerBytes, 0) / EntryBytes)
-			found = append(found, &DamageError{Key: p.key, File: path, Index: max(i, first),
-				Reason: fmt.Sprintf("file has %d bytes, its entries up to %d need %d", st.Size(), flushed, offsetOf(flushed))})
-		}
-	}
-	return found
-}
-
-// A Rebuild writes the files of damaged partitions anew, from batches read again from the journal.
-type Rebuild struct {
-	s     *Set
-	parts map[Key]*rebuilding
-}
-
-type rebuilding struct {
-	p     *partition
-	next  Index // the entry that must come next
-	end   Index // flushed when it began
-	last  int64
-	cuts  int
-	f     vfs.File
-	buf   []byte
-	begin Index // of buf
-}
-
-// Rebuild begins to write the files of keys anew. It holds off Flush and Snapshot until Finish or Abort.
-func (s *Set) Rebuild(keys ...Key) *Rebuild {
+// Sweep removes the files of runs that are neither in the set nor in keep, and what a crash left half written.
+func (s *Set) Sweep(keep []RunID) error {
 	s.work.Lock()
-	r := &Rebuild{s: s, parts: map[Key]*rebuilding{}}
-	for _, k := range keys {
-		p := s.find(k)
-		if p == nil {
-			continue
-		}
-		p.mu.RLock()
-		if p.first < p.flushed {
-			r.parts[k] = &rebuilding{p: p, next: p.first, begin: p.first, end: p.flushed, cuts: p.cuts}
-		}
-		p.mu.RUnlock()
-	}
-	return r
-}
-
-// Wants says whether batches of k are asked for.
-func (r *Rebuild) Wants(k Key) bool {
-	b := r.parts[k]
-	return b != nil && b.next < b.end
-}
-
-// Missing returns how many partitions still want batches.
-func (r *Rebuild) Missing() int {
-	n := 0
-	for _, b := range r.parts {
-		if b.next < b.end {
-			n++
-		}
-	}
-	return n
-}
-
-// Add takes a batch in the order of the journal. What is not wanted is ignored.
-func (r *Rebuild) Add(k Key, first Index, b *Batch) error {
-	w := r.parts[k]
-	if w == nil || w.next >= w.end || first+Index(b.Count) <= w.next {
-		return nil
-	}
-	if first > w.next {
-		return &GapError{Key: k, End: w.next, First: first, Position: b.Position}
-	}
-	w.last = max(w.last, b.Stored)
-	e := Entry{Position: b.Position, Stored: w.last, Size: b.Size, Count: b.Count}
-	for i := int(w.next - first); i < int(b.Count) && w.next < w.end; i++ {
-		e.Slot = uint16(i)
-		if b.Tags != nil {
-			e.TagHash = b.Tags[i]
-		}
-		w.buf = AppendEntry(w.buf, w.p.seed, w.next, &e)
-		w.next++
-	}
-	if len(w.buf) >= 256<<10 {
-		return r.flush(w)
-	}
-	return nil
-}
-
-func (r *Rebuild) temporary(k Key) string { return r.s.files.path(k) + ".new" }
-
-func (r *Rebuild) flush(w *rebuilding) error {
-	if w.f == nil {
-		name := r.temporary(w.p.key)
-		if err := r.s.opt.FS.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("index: remove %s: %w", name, err)
-		}
-		f, err := r.s.opt.FS.OpenReadWrite(name, vfs.WriteCategoryUnspecified)
-		if err != nil {
-			return fmt.Errorf("index: make %s: %w", name, err)
-		}
-		w.f = f
-		h := header{Version: Version, StoreID: r.s.opt.StoreID, Key: w.p.key}
-		if _, err := f.WriteAt(h.encode(), 0); err != nil {
-			return fmt.Errorf("index: write %s: %w", name, err)
-		}
-	}
-	if _, err := w.f.WriteAt(w.buf, offsetOf(w.begin)); err != nil {
-		return fmt.Errorf("index: write %s: %w", r.temporary(w.p.key), err)
-	}
-	w.begin, w.buf = w.next, w.buf[:0]
-	return nil
-}
-
-// Finish puts the new files in the place of the old. It returns an error, and leaves a partition's file as it was, when
-// the journal did not have all of it.
-func (r *Rebuild) Finish() error {
-	defer r.Abort()
-	var errs []error
-	renamed := false
-	for k, w := range r.parts {
-		if w.next < w.end {
-			errs = append(errs, fmt.Errorf("index: partition %v cannot be rebuilt: the journal does not hold [%d, %d)", k, w.next, w.end))
-			continue
-		}
-		if err := r.put(k, w); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		renamed = true
-	}
-	if renamed {
-		if err := syncDir(r.s.opt.FS, r.s.opt.Dir); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func (r *Rebuild) put(k Key, w *rebuilding) error {
-	if err := r.flush(w); err != nil {
+	defer s.work.Unlock()
+	names, err := s.opt.FS.List(s.opt.Dir)
+	if err != nil {
 		return err
 	}
-	err := w.f.Sync()
-	err = errors.Join(err, w.f.Close())
-	w.f = nil
-	if err != nil {
-		return fmt.Errorf("index: sync %s: %w", r.temporary(k), err)
+	kept := map[string]bool{}
+	for _, r := range s.order {
+		kept[r.name()] = true
 	}
-	if err := r.s.opt.FS.Rename(r.temporary(k), r.s.files.path(k)); err != nil {
-		return fmt.Errorf("index: rename %s: %w", r.temporary(k), err)
+	for _, r := range keep {
+		kept[r.name()] = true
 	}
-	r.s.files.drop(k)
-	return nil
-}
-
-// Abort gives up what was not finished.
-func (r *Rebuild) Abort() {
-	if r.s == nil {
-		return
+	if s.merging != nil {
+		kept[s.merging.w.id.name()+temporary] = true
 	}
-	for k, w := range r.parts {
-		if w.f != nil {
-			w.f.Close()
-			_ = r.s.opt.FS.Remove(r.temporary(k)) // only tidy: the name is never read
+	for _, n := range names {
+		if kept[n] || !isRunFile(n) {
+			continue
 		}
-	}
-	r.s.work.Unlock()
-	r.s = nil
-}
-
-func syncDir(fs vfs.FS, dir string) error {
-	d, err := fs.OpenDir(dir)
-	if err != nil {
-		return fmt.Errorf("index: open folder %s: %w", dir, err)
-	}
-	err = d.Sync()
-	if err = errors.Join(err, d.Close()); err != nil {
-		return fmt.Errorf("index: sync folder %s: %w", dir, err)
+		if err := s.opt.FS.Remove(s.files.path(n)); err != nil {
+			return err
+		}
 	}
 	return nil
 }

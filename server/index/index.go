@@ -1,22 +1,27 @@
-// Package index owns the per-partition index: which message of a partition lies where in the journal. It is derived: it
+// Package index owns the index of partitions: which message of a partition lies where in the journal. It is derived: it
 // holds only what is committed, and all of it can be read again from the journal. It knows nothing of the journal itself;
 // a position is a number that was given to it.
 //
 // A Set holds the partitions of one store. Each has one Entry a message, dense from the first index kept. The youngest
-// entries, the tail, are in memory; Flush moves whole chunks of them to the partition's own file, which is made when the
-// first chunk is there:
+// entries, the tails, are in memory. Flush moves those of all partitions that lie below a position of the journal into one new
+// file, a run; the number of files has nothing to do with that of partitions:
 //
-//	file:  [base, flushed)     4096 bytes of header, then 32 bytes an entry (FORMAT.md)
-//	tail:  [flushed, end)      memory; the store writes it into its checkpoint
+//	run-FROM-TO.index   all entries that records of the journal in [FROM, TO) gave, by partition, and a directory (FORMAT.md)
+//	tail                [flushed, end) of a partition: memory; the store writes it into its checkpoint
 //
-// Append, Range, Bounds and Seek never write a file, so any number of consumers share one index and cost it nothing. A
-// partition costs some 150 bytes until its first message and no goroutine, timer or file until its first chunk; at most
-// Options.FilesOpenMax files are open, the longest unused are closed.
+// Of each run the directory is in memory, as extents of the partitions: 32 bytes for each partition that has entries in it. Merge
+// makes one run of some neighbours, so there are few: about 7 of each size class. Runs never change. They are named by
+// the store's checkpoints; Sweep removes those that no kept checkpoint names.
 //
-// What a crash leaves: the file may hold more than the checkpoint knows, because chunks are synced before the checkpoint
-// that refers to them is written. What is beyond is never read, and is overwritten by the same entries. Each entry carries
-// a check over its content, its index and its partition, so that a damaged, misplaced or foreign one is a DamageError and
-// never a wrong answer.
+// What a run holds is a function of its range of the journal alone. So a damaged one is made again from that range (Rebuild),
+// and what a flush has written twice, because a crash took the checkpoint that named it, is the same.
+//
+// A message that is written again elsewhere (Move) gets a second entry in a newer run, and where runs have the same index the
+// newer one counts. A message that was lost (AppendLost) has an entry with Size 0.
+//
+// Append, Range, Bounds and Seek never write a file, so any number of consumers share one index and cost it nothing. Each
+// entry carries a check over its content, its index and its partition, the directory has one of its own: what is damaged,
+// misplaced or foreign is a DamageError and never a wrong answer.
 package index
 
 import (
@@ -41,7 +46,7 @@ func (k Key) String() string { return fmt.Sprintf("%d.%d/%d", k.Topic, k.Incarna
 type Entry struct {
 	Position uint64 // of the journal record that holds the batch
 	Stored   int64  // unix nanoseconds, never lower than that of the entry before: what Seek searches
-	Size     uint32 // bytes of the record's payload
+	Size     uint32 // bytes of the record's payload; 0: the message was lost
 	TagHash  uint32 // of the message's filter tag; 0: none, or not known because the batch is compressed
 	Slot     uint16 // which message in the batch
 	Count    uint16 // messages in the batch, at least 1
@@ -78,18 +83,21 @@ func (e *GapError) Error() string {
 	return fmt.Sprintf("index: partition %v ends at index %d, but the batch at position %d begins at %d", e.Key, e.End, e.Position, e.First)
 }
 
-// A DamageError says that the file of a partition is missing, short, foreign or damaged. The entries can be read again from
-// the journal: Set.Rebuild.
+// A DamageError says that a run is missing, short, foreign or damaged. It can be made again from the journal: Set.Rebuild.
 type DamageError struct {
-	Key    Key
+	Run    RunID
 	File   string
-	Index  Index // the first entry that cannot be had
+	Key    Key   // whose entry cannot be had; zero: the whole run
+	Index  Index // the first entry of Key that cannot be had
 	Reason string
 	Err    error // nil, or what the file system said
 }
 
 func (e *DamageError) Error() string {
-	s := fmt.Sprintf("index: %s is damaged at index %d: %s", e.File, e.Index, e.Reason)
+	s := fmt.Sprintf("index: %s is damaged: %s", e.File, e.Reason)
+	if e.Key != (Key{}) {
+		s = fmt.Sprintf("index: %s is damaged at index %d of partition %v: %s", e.File, e.Index, e.Key, e.Reason)
+	}
 	if e.Err != nil {
 		s += ": " + e.Err.Error()
 	}

@@ -4,8 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"slices"
 	"sort"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
@@ -17,14 +20,13 @@ type Options struct {
 	StoreID [16]byte
 	// FilesOpenMax is how many files are held open for reading; 0: 2000.
 	FilesOpenMax int
-	// FlushEntries is from how many entries on a tail is moved to its file; 0: 4096. At least a chunk (128).
-	FlushEntries int
-	// TailBytesMax is what the tails may take together after a Flush: beyond it shorter ones are moved too, longest first, by
-	// whole chunks; 0: 64 MiB.
+	// FlushBytes is how many bytes of tails a Flush leaves where they are: a run should be worth its file; 0: 1 MiB.
+	FlushBytes int64
+	// TailBytesMax is what the tails should take together at most: who appends calls Flush when TailBytes is above it, and free
+	// memory is kept up to it; 0: 16 MiB.
 	TailBytesMax int64
-	// FlushFilesMax is how many of the shorter ones one Flush moves, each of which costs a sync; 0: 2000. With more
-	// partitions than that the tails may pass TailBytesMax for a while.
-	FlushFilesMax int
+	// RunBytesMax is the size from which on a run is not merged any more; 0: 256 MiB.
+	RunBytesMax int64
 }
 
 func (o Options) withDefaults() Options {
@@ -34,73 +36,99 @@ func (o Options) withDefaults() Options {
 	if o.FilesOpenMax <= 0 {
 		o.FilesOpenMax = 2000
 	}
-	if o.FlushEntries <= 0 {
-		o.FlushEntries = 4096
+	if o.FlushBytes <= 0 {
+		o.FlushBytes = 1 << 20
 	}
-	o.FlushEntries = max(o.FlushEntries, ChunkEntries)
 	if o.TailBytesMax <= 0 {
-		o.TailBytesMax = 64 << 20
+		o.TailBytesMax = 16 << 20
 	}
-	if o.FlushFilesMax <= 0 {
-		o.FlushFilesMax = 2000
+	if o.RunBytesMax <= 0 {
+		o.RunBytesMax = 256 << 20
 	}
 	return o
 }
 
-// ChunkEntries is the unit in which a tail is moved to its file: one block of 4096 bytes, so that a synced chunk shares no
-// block with what is written later.
-const ChunkEntries = 4096 / EntryBytes
-
-// Set is the index of one store. Reads are safe for concurrent use with everything; Append and Truncate of one partition
-// must not run at the same time as each other.
+// Set is the index of one store. Reads are safe for concurrent use with everything; Append, AppendLost, Move, Truncate and
+// Drop of one partition must not run at the same time as each other.
 //
-// Lock order: work, then partition.mu or files.mu.
+// Lock order: work, then mu, partition.mu, files.mu, chunks.mu, of which none is held while another but the last is taken.
 type Set struct {
 	opt   Options
 	files files
-	bufs  sync.Pool // *[4096]byte, for reading chunks
+	free  chunks
+	bufs  sync.Pool // *[readBytes]byte
 
-	// work is held while files are written and while a snapshot is taken: one of these at a time.
-	work sync.Mutex
+	// runs are those of the set by number; nil: the number is free. An extent's number is looked up under its partition's lock:
+	// a number becomes free when no partition has it any more.
+	runs  atomic.Pointer[[]*run]
+	tails atomic.Int64 // entries in tails
+	moved atomic.Int64 // entries in partition.moved
+
+	// work is held while runs are made, and while a snapshot is taken: one of these at a time. It guards what follows.
+	work    sync.Mutex
+	covered uint64 // all entries of records below it are in runs, or not kept
+	order   []*run // by range
+	planned bool   // a plan was made since the runs changed, and there is nothing to merge
+	merging *merging
+	counts  struct{ flushes, merges, flushedBytes, mergedBytes atomic.Int64 } // not guarded
 
 	mu struct {
 		sync.RWMutex
 		parts map[Key]*partition
-		list  []*partition // in order of making; only grows
+		list  []*partition // those of parts, and some that were dropped; only grows, or is replaced
+		dead  int          // dropped ones in list
 	}
 }
 
-// partition is the index of one. base = 0 <= first, 0 <= flushed <= end = flushed + len(tail).
+const readBytes = 4096
+
+// partition is the index of one. 0 <= first <= end, 0 <= flushed <= end = flushed + tail.n.
 type partition struct {
 	key  Key
 	seed Seed
 
-	mu sync.RWMutex // guards what follows
+	mu      sync.RWMutex // guards what follows
+	dropped bool
 	// first is the first index kept. It may be beyond flushed.
 	first Index
-	// flushed is the end of what the file holds, synced.
+	// flushed is where the tail begins. Runs have all of [first, flushed).
 	flushed Index
-	// tail has the entries from flushed on. What is below its length never changes while it is in this array, except under
-	// Set.work: a snapshot may read it without mu.
-	tail []Entry
-	// fileLast is the Stored of the entry before the tail; 0 without one.
-	fileLast int64
-	// cuts counts Truncates, so that a Flush notices one that came in between.
-	cuts int
+	tail    tail
+	extents []extent
+	// moved override entries of runs and tail; Flush writes them. nil: none.
+	moved *pieces
+	// last is the Stored of the entry before the tail; 0 without one.
+	last int64
+	// low is the lowest position that a kept entry points to; positionNone: no entry; positionUnknown: to be found.
+	low uint64
+	// changes counts what can change low but appends.
+	changes uint32
 }
+
+const (
+	positionNone    = math.MaxUint64
+	positionUnknown = 0 // no message is there: the journal begins with a record of its own
+)
+
+func (p *partition) end() Index { return p.flushed + Index(p.tail.n) }
 
 // Open returns an empty set: Restore and Append fill it. No file is touched.
 func Open(opt Options) *Set {
 	s := &Set{opt: opt.withDefaults()}
-	s.files = files{fs: s.opt.FS, dir: s.opt.Dir, storeID: s.opt.StoreID, max: s.opt.FilesOpenMax}
+	s.files = files{fs: s.opt.FS, dir: s.opt.Dir, max: s.opt.FilesOpenMax}
 	s.files.init()
-	s.bufs.New = func() any { return new([ChunkEntries * EntryBytes]byte) }
+	s.free.max = int(s.opt.TailBytesMax / (chunkEntries * EntryBytes))
+	s.bufs.New = func() any { return new([readBytes]byte) }
+	s.runs.Store(new([]*run))
 	s.mu.parts = map[Key]*partition{}
 	return s
 }
 
 // Close closes the files. Nothing is written.
 func (s *Set) Close() error {
+	s.work.Lock()
+	defer s.work.Unlock()
+	s.abortMerge()
 	s.files.closeAll()
 	return nil
 }
@@ -120,7 +148,7 @@ func (s *Set) make(k Key) *partition {
 	defer s.mu.Unlock()
 	p := s.mu.parts[k]
 	if p == nil {
-		p = &partition{key: k, seed: k.Seed()}
+		p = &partition{key: k, seed: k.Seed(), low: positionNone}
 		s.mu.parts[k] = p
 		s.mu.list = append(s.mu.list, p)
 	}
@@ -133,6 +161,13 @@ func (s *Set) all() []*partition {
 	return s.mu.list[:len(s.mu.list):len(s.mu.list)]
 }
 
+// sorted returns the partitions by key.
+func (s *Set) sorted() []*partition {
+	list := slices.Clone(s.all())
+	slices.SortFunc(list, func(a, b *partition) int { return compareKeys(a.key, b.key) })
+	return list
+}
+
 // Append adds the entries of one batch, whose first message has index first, and returns the partition's new end. A batch
 // that does not begin at the end is a GapError.
 func (s *Set) Append(k Key, first Index, b *Batch) (Index, error) {
@@ -142,24 +177,83 @@ func (s *Set) Append(k Key, first Index, b *Batch) (Index, error) {
 	p := s.make(k)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	end := p.flushed + Index(len(p.tail))
+	end := p.end()
 	if first != end {
 		return end, &GapError{Key: k, End: end, First: first, Position: b.Position}
 	}
-	// A clock that was set back must not take the order from under Seek.
-	last := p.fileLast
-	if n := len(p.tail); n > 0 {
-		last = p.tail[n-1].Stored
+	if p.low == positionNone {
+		p.low = b.Position
 	}
-	e := Entry{Position: b.Position, Stored: max(last, b.Stored), Size: b.Size, Count: b.Count}
+	// A clock that was set back must not take the order from under Seek.
+	e := Entry{Position: b.Position, Stored: max(p.lastStored(), b.Stored), Size: max(1, b.Size), Count: b.Count}
 	for i := range int(b.Count) {
 		e.Slot = uint16(i)
 		if b.Tags != nil {
 			e.TagHash = b.Tags[i]
 		}
-		p.tail = append(p.tail, e)
+		p.tail.push(&e, &s.free)
 	}
+	s.tails.Add(int64(b.Count))
 	return end + Index(b.Count), nil
+}
+
+func (p *partition) lastStored() int64 {
+	if n := p.tail.n; n > 0 {
+		return p.tail.at(n - 1).Stored
+	}
+	return p.last
+}
+
+// AppendLost appends entries of lost messages up to index to, because a record at the given position shows that they were
+// there. They take memory until a Flush as others do, so whoever appends very many does so in parts. An index to that is not
+// above the end changes nothing.
+func (s *Set) AppendLost(k Key, to Index, position uint64) {
+	p := s.make(k)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e := Entry{Position: position, Stored: p.lastStored(), Count: 1}
+	for p.end() < to {
+		p.tail.push(&e, &s.free)
+		s.tails.Add(1)
+	}
+}
+
+// Move replaces the entries of a batch that was written again: b says where it is now, which is beyond all positions given
+// before, and else what the Append of it said. Only entries that are kept are replaced.
+func (s *Set) Move(k Key, first Index, b *Batch) {
+	p := s.find(k)
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	from, to := max(first, p.first), min(first+Index(b.Count), p.end())
+	if from >= to {
+		return
+	}
+	entries := make([]Entry, 0, to-from)
+	for i := from; i < to; i++ {
+		e := Entry{Position: b.Position, Stored: b.Stored, Size: max(1, b.Size), Slot: uint16(i - first), Count: b.Count}
+		if b.Tags != nil {
+			e.TagHash = b.Tags[i-first]
+		}
+		entries = append(entries, e)
+	}
+	if p.moved == nil {
+		p.moved = &pieces{}
+	}
+	n := p.moved.n
+	p.moved.put(from, entries)
+	s.moved.Add(int64(p.moved.n - n))
+	p.changedLocked()
+}
+
+// changedLocked says that what low says may not be so any more.
+func (p *partition) changedLocked() {
+	p.changes++
+	if p.low = positionUnknown; p.first == p.end() {
+		p.low = positionNone
+	}
 }
 
 // Bounds returns the first index kept and the end. A partition that never had a message has 0, 0.
@@ -170,7 +264,7 @@ func (s *Set) Bounds(k Key) (first, end Index) {
 	}
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	return p.first, p.flushed + Index(len(p.tail))
+	return p.first, p.end()
 }
 
 // Range appends the entries [from, to) to dst. Errors: ErrTrimmed, ErrBeyond, a *DamageError or what the file system says;
@@ -183,144 +277,405 @@ func (s *Set) Range(k Key, from, to Index, dst []Entry) ([]Entry, error) {
 	if p == nil {
 		return dst, fmt.Errorf("%w: partition %v has no message, %d was asked for", ErrBeyond, k, from)
 	}
-	p.mu.RLock()
-	first, flushed, end := p.first, p.flushed, p.flushed+Index(len(p.tail))
-	switch {
-	case from < first:
-		p.mu.RUnlock()
-		return dst, fmt.Errorf("%w: partition %v begins at %d, %d was asked for", ErrTrimmed, k, first, from)
-	case to > end:
-		p.mu.RUnlock()
-		return dst, fmt.Errorf("%w: partition %v ends at %d, [%d, %d) was asked for", ErrBeyond, k, end, from, to)
-	case from >= flushed:
-		dst = append(dst, p.tail[from-flushed:to-flushed]...)
-		p.mu.RUnlock()
-		return dst, nil
-	}
-	var young []Entry
-	if to > flushed {
-		// Copied: a flush may move the array's content as soon as the lock is free.
-		young = append(young, p.tail[:to-flushed]...)
-	}
-	p.mu.RUnlock()
-	dst, err := s.readFile(p, from, min(to, flushed), dst)
-	if err != nil {
-		return dst, err
-	}
-	return append(dst, young...), nil
+	return s.rangeOf(p, from, to, dst, true)
 }
 
-// readFile appends the entries [from, to) of the partition's file.
-func (s *Set) readFile(p *partition, from, to Index, dst []Entry) ([]Entry, error) {
-	f, err := s.files.acquire(p.key)
+// rangeOf is Range; without moved, entries are as they were before Moves that were not flushed.
+func (s *Set) rangeOf(p *partition, from, to Index, dst []Entry, moved bool) ([]Entry, error) {
+	for from < to {
+		p.mu.RLock()
+		first, end := p.first, p.end()
+		switch {
+		case from < first:
+			p.mu.RUnlock()
+			return dst, fmt.Errorf("%w: partition %v begins at %d, %d was asked for", ErrTrimmed, p.key, first, from)
+		case to > end:
+			p.mu.RUnlock()
+			return dst, fmt.Errorf("%w: partition %v ends at %d, [%d, %d) was asked for", ErrBeyond, p.key, end, from, to)
+		}
+		n := len(dst)
+		if from >= p.flushed {
+			dst = p.tail.copyTo(int(from-p.flushed), int(to-p.flushed), dst)
+			if moved {
+				overlay(dst[n:], from, p.moved.overlap(from, to))
+			}
+			p.mu.RUnlock()
+			return dst, nil
+		}
+		if moved && p.moved != nil {
+			if over := p.moved.overlap(from, min(to, p.flushed)); len(over) > 0 && over[0].first == from {
+				p.mu.RUnlock()
+				dst = append(dst, over[0].entries...)
+				from += Index(len(over[0].entries))
+				continue
+			}
+		}
+		e, r, err := s.extentOf(p, from)
+		if err != nil {
+			p.mu.RUnlock()
+			return dst, err
+		}
+		upTo := min(to, e.end())
+		var over []piece
+		if moved {
+			over = p.moved.overlap(from, upTo)
+		}
+		p.mu.RUnlock()
+		if dst, err = s.readRun(r, p, e.at+uint32(from-e.first), from, upTo, dst); err != nil && !r.gone.Load() {
+			return dst, err
+		}
+		overlay(dst[n:], from, over)
+		from += Index(len(dst) - n) // not all when the run went away meanwhile: another has the rest
+	}
+	return dst, nil
+}
+
+// overlay puts the entries of over in the place of those in dst, whose first has index from.
+func overlay(dst []Entry, from Index, over []piece) {
+	for _, x := range over {
+		if x.first-from < Index(len(dst)) {
+			copy(dst[x.first-from:], x.entries)
+		}
+	}
+}
+
+// extentOf finds the extent that has index i, and its run. p.mu is held.
+func (s *Set) extentOf(p *partition, i Index) (extent, *run, error) {
+	n := findExtent(p.extents, i)
+	if n == len(p.extents) || p.extents[n].first > i {
+		return extent{}, nil, fmt.Errorf("index: no run holds index %d of partition %v", i, p.key)
+	}
+	e := p.extents[n]
+	return e, (*s.runs.Load())[e.run], nil
+}
+
+// readRun appends the entries [from, to) of p, the first of which is entry at of the run.
+func (s *Set) readRun(r *run, p *partition, at uint32, from, to Index, dst []Entry) ([]Entry, error) {
+	damage := func(reason string, err error) error {
+		return &DamageError{Run: r.RunID, File: s.files.path(r.name()), Key: p.key, Index: from, Reason: reason, Err: err}
+	}
+	f, err := s.files.acquire(r)
 	if err != nil {
 		var d *DamageError
 		if errors.As(err, &d) {
-			d.Index = from
+			d.Key, d.Index = p.key, from
 		}
 		return dst, err
 	}
 	defer s.files.release(f)
-	buf := s.bufs.Get().(*[ChunkEntries * EntryBytes]byte)
+	buf := s.bufs.Get().(*[readBytes]byte)
 	defer s.bufs.Put(buf)
 	for from < to {
-		b := buf[:min(int(to-from), ChunkEntries)*EntryBytes]
-		n, err := f.ReadAt(b, offsetOf(from))
+		b := buf[:min(int(to-from), readBytes/EntryBytes)*EntryBytes]
+		n, err := f.ReadAt(b, headerBytes+int64(at)*EntryBytes)
 		if err != nil && !errors.Is(err, io.EOF) {
-			return dst, &DamageError{Key: p.key, File: s.files.path(p.key), Index: from, Reason: "cannot be read", Err: err}
+			return dst, damage("cannot be read", err)
 		}
-		for len(b) > 0 {
+		for ; len(b) > 0; b, n, from, at = b[EntryBytes:], n-EntryBytes, from+1, at+1 {
 			e, wrong := Entry{}, "file is short"
 			if n >= EntryBytes {
 				e, wrong = DecodeEntry(p.seed, from, b)
 			}
 			if wrong != "" {
-				return dst, &DamageError{Key: p.key, File: s.files.path(p.key), Index: from, Reason: wrong}
+				return dst, damage(wrong, nil)
 			}
 			dst = append(dst, e)
-			b, n, from = b[EntryBytes:], n-EntryBytes, from+1
 		}
 	}
 	return dst, nil
 }
 
+// search returns the first index in [from, to), all of it in one extent, of whose entry is says so, or to. The entries must be in
+// the order of it.
+func (s *Set) search(p *partition, r *run, e *extent, from, to Index, is func(*Entry) bool) (Index, error) {
+	var one [1]Entry
+	var err error
+	n := sort.Search(int(to-from), func(i int) bool {
+		if err != nil {
+			return true
+		}
+		at := from + Index(i)
+		var got []Entry
+		if got, err = s.readRun(r, p, e.at+uint32(at-e.first), at, at+1, one[:0]); err != nil {
+			return true
+		}
+		return is(&got[0])
+	})
+	return from + Index(n), err
+}
+
 // Seek returns the first index kept whose message was stored at or after t, or the end.
 func (s *Set) Seek(k Key, t int64) (Index, error) {
+	return s.seek(k, func(e *extent, _ *run) bool { return e.last >= t }, func(e *Entry) bool { return e.Stored >= t })
+}
+
+// SeekPosition returns the first index kept whose entry points to a position or beyond it, or the end. Entries of lost messages point
+// nowhere.
+func (s *Set) SeekPosition(k Key, position uint64) (Index, error) {
+	is := func(e *Entry) bool { return e.Position >= position }
+	i, err := s.seek(k, func(e *extent, r *run) bool { return !e.lost() && r.To > position }, is)
+	p := s.find(k)
+	if err != nil || p == nil {
+		return i, err
+	}
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	for i >= p.flushed && i < p.end() && p.tail.at(int(i-p.flushed)).Size == 0 {
+		i++
+	}
+	// What was moved lies higher than it did, so it can only be found earlier.
+	for _, x := range p.moved.overlap(p.first, i) {
+		for n := range x.entries {
+			if is(&x.entries[n]) {
+				return x.first + Index(n), nil
+			}
+		}
+	}
+	return i, nil
+}
+
+// seek returns the first index kept of whose entry is says so; may says of which extents there can be one. Within an
+// extent and within the tail the entries are in the order of it. Moves that were not flushed do not count.
+func (s *Set) seek(k Key, may func(*extent, *run) bool, is func(*Entry) bool) (Index, error) {
 	p := s.find(k)
 	if p == nil {
 		return 0, nil
 	}
+	for from := Index(0); ; {
+		p.mu.RLock()
+		from = max(from, p.first)
+		var e extent
+		var r *run
+		if from < p.flushed {
+			runs := *s.runs.Load()
+			for n := findExtent(p.extents, from); n < len(p.extents); n++ {
+				if x := &p.extents[n]; may(x, runs[x.run]) {
+					e, r = *x, runs[x.run]
+					break
+				}
+			}
+		}
+		if r == nil {
+			skip := int(max(from, p.flushed) - p.flushed)
+			n := sort.Search(p.tail.n-skip, func(i int) bool { return is(p.tail.at(skip + i)) })
+			i := p.flushed + Index(skip+n)
+			p.mu.RUnlock()
+			return i, nil
+		}
+		p.mu.RUnlock()
+		from = max(from, e.first)
+		i, err := s.search(p, r, &e, from, e.end(), is)
+		switch {
+		case err != nil && r.gone.Load(): // another has it now
+		case err != nil:
+			return 0, err
+		case i < e.end():
+			return i, nil
+		default:
+			from = i
+		}
+	}
+}
+
+// Bytes returns about how many bytes of batches the partition keeps.
+func (s *Set) Bytes(k Key) int64 {
+	p := s.find(k)
+	if p == nil {
+		return 0
+	}
 	p.mu.RLock()
-	first, flushed := p.first, p.flushed
-	n := sort.Search(len(p.tail), func(i int) bool { return flushed+Index(i) >= first && p.tail[i].Stored >= t })
-	p.mu.RUnlock()
-	if n > 0 && flushed+Index(n-1) >= first || first >= flushed {
-		return flushed + Index(n), nil // the tail has an older one: it is not in the file
+	defer p.mu.RUnlock()
+	var sum int64
+	for i := findExtent(p.extents, p.first); i < len(p.extents); i++ {
+		e := p.extents[i].clip(p.first, math.MaxUint64)
+		sum += int64(e.bytes) * bytesUnit
 	}
-	var one [1]Entry
-	var err error
-	older := sort.Search(int(flushed-first), func(i int) bool {
-		if err != nil {
-			return true
-		}
-		var e []Entry
-		if e, err = s.readFile(p, first+Index(i), first+Index(i)+1, one[:0]); err != nil {
-			return true
-		}
-		return e[0].Stored >= t
-	})
-	if err != nil {
-		return 0, err
+	for i := max(p.first, p.flushed); i < p.end(); i++ {
+		sum += p.tail.at(int(i - p.flushed)).share()
 	}
-	return first + Index(older), nil
+	return sum
+}
+
+// share is what of the batch's bytes is the message's.
+func (e *Entry) share() int64 { return int64(e.Size) / int64(e.Count) }
+
+// SeekBytes returns the first index from which on the partition keeps at most about so many bytes of batches: after SetFirst to it
+// Bytes is not above them.
+func (s *Set) SeekBytes(k Key, keep int64) Index {
+	p := s.find(k)
+	if p == nil {
+		return 0
+	}
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	i := p.end()
+	for i > max(p.first, p.flushed) {
+		n := p.tail.at(int(i - 1 - p.flushed)).share()
+		if n > keep {
+			return i
+		}
+		keep -= n
+		i--
+	}
+	for n := len(p.extents) - 1; n >= 0 && p.extents[n].end() > p.first; n-- {
+		e := p.extents[n].clip(p.first, math.MaxUint64)
+		if all := int64(e.bytes) * bytesUnit; all > keep {
+			// Rounded so that its part is not above keep.
+			return e.end() - Index(keep/bytesUnit*int64(e.count)/int64(e.bytes))
+		} else {
+			keep -= all
+		}
+	}
+	return p.first
 }
 
 // SetFirst drops what is below first. The end never moves: first is cut to it.
 func (s *Set) SetFirst(k Key, first Index) {
-	p := s.make(k)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.first = max(p.first, min(first, p.flushed+Index(len(p.tail))))
-}
-
-// Truncate drops the entries from end on, when the journal was cut. An end beyond the partition's changes nothing. What a
-// file holds beyond is ignored and overwritten; a checkpoint that still counts it must not be used again, which holds
-// because nothing that can be cut is ever put into the index by a store.
-func (s *Set) Truncate(k Key, end Index) {
 	p := s.find(k)
 	if p == nil {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if end >= p.flushed+Index(len(p.tail)) {
+	if first = min(first, p.end()); first <= p.first {
 		return
 	}
-	p.cuts++
-	if end >= p.flushed {
-		// A new array: a snapshot may be reading the old one, which the next Append would overwrite.
-		p.tail = append([]Entry(nil), p.tail[:end-p.flushed]...)
-	} else {
-		p.flushed, p.tail = end, nil // fileLast stays: it may be too high, and then Seek finds an earlier message
+	p.first = first
+	p.changedLocked()
+	if n := findExtent(p.extents, first); n > 0 {
+		p.extents = append([]extent(nil), p.extents[n:]...)
+	}
+}
+
+// Drop forgets a partition, whose key is never used again.
+func (s *Set) Drop(k Key) {
+	s.mu.Lock()
+	p := s.mu.parts[k]
+	if p != nil {
+		delete(s.mu.parts, k)
+		if s.mu.dead++; s.mu.dead > len(s.mu.list)/2 {
+			list := make([]*partition, 0, len(s.mu.parts))
+			for _, q := range s.mu.list {
+				if s.mu.parts[q.key] == q {
+					list = append(list, q)
+				}
+			}
+			s.mu.list, s.mu.dead = list, 0
+		}
+	}
+	s.mu.Unlock()
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.dropped = true
+	s.tails.Add(-int64(p.tail.n))
+	p.tail.cut(0, &s.free)
+	p.first, p.flushed, p.extents, p.low = 0, 0, nil, positionNone
+	s.setMoved(p, nil)
+	p.changes++
+}
+
+// setMoved replaces p.moved. p.mu is held.
+func (s *Set) setMoved(p *partition, m *pieces) {
+	if p.moved != nil {
+		s.moved.Add(-int64(p.moved.n))
+	}
+	if p.moved = m; m != nil {
+		s.moved.Add(int64(m.n))
+	}
+}
+
+// Truncate drops the entries from end on, when the journal was cut. An end beyond the partition's changes nothing. It waits for
+// a Flush. A checkpoint that counts what is dropped must not be used again, which holds because nothing that can be cut
+// is ever put into the index by a store.
+func (s *Set) Truncate(k Key, end Index) {
+	s.work.Lock()
+	defer s.work.Unlock()
+	p := s.find(k)
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if end >= p.end() {
+		return
+	}
+	n := int(max(end, p.flushed) - p.flushed)
+	s.tails.Add(int64(n - p.tail.n))
+	p.tail.cut(n, &s.free)
+	if end < p.flushed {
+		p.flushed = end // last stays: it may be too high, and then Seek finds an earlier message
+		at := findExtent(p.extents, end)
+		list := slices.Clone(p.extents[:at])
+		if at < len(p.extents) && p.extents[at].first < end {
+			list = append(list, p.extents[at].clip(0, end))
+		}
+		p.extents = list
 	}
 	p.first = min(p.first, end)
+	if p.moved != nil {
+		m := &pieces{}
+		for _, x := range p.moved.overlap(0, end) {
+			m.put(x.first, x.entries)
+		}
+		s.setMoved(p, m)
+	}
+	p.changedLocked()
 }
+
+// Runs returns the runs of the set, in the order of the journal.
+func (s *Set) Runs() []RunID {
+	s.work.Lock()
+	defer s.work.Unlock()
+	return s.runsLocked()
+}
+
+func (s *Set) runsLocked() []RunID {
+	list := make([]RunID, 0, len(s.order))
+	for _, r := range s.order {
+		list = append(list, r.RunID)
+	}
+	return list
+}
+
+// TailBytes is what the tails take, and entries that were moved since the last Flush.
+func (s *Set) TailBytes() int64 { return (s.tails.Load() + s.moved.Load()) * EntryBytes }
 
 // Metrics of a Set.
 type Metrics struct {
-	Partitions  int
-	FilesOpen   int
-	TailEntries int64
+	Partitions   int
+	Runs         int
+	FilesOpen    int
+	Extents      int64
+	TailEntries  int64
+	RunBytes     int64 // of all runs
+	Flushes      int64 // runs that were written since the start
+	Merges       int64 // and those that took the place of others
+	FlushedBytes int64
+	MergedBytes  int64
 }
 
 // Metrics is what the set has now.
 func (s *Set) Metrics() Metrics {
-	m := Metrics{FilesOpen: s.files.len()}
+	m := Metrics{
+		FilesOpen: s.files.len(), TailEntries: s.tails.Load(), Flushes: s.counts.flushes.Load(), Merges: s.counts.merges.Load(),
+		FlushedBytes: s.counts.flushedBytes.Load(), MergedBytes: s.counts.mergedBytes.Load(),
+	}
+	for _, r := range *s.runs.Load() {
+		if r != nil {
+			m.Runs++
+			m.RunBytes += r.size
+		}
+	}
 	for _, p := range s.all() {
 		p.mu.RLock()
-		m.TailEntries += int64(len(p.tail))
+		m.Extents += int64(len(p.extents))
+		if !p.dropped {
+			m.Partitions++
+		}
 		p.mu.RUnlock()
-		m.Partitions++
 	}
 	return m
 }

@@ -255,7 +255,7 @@ func (s *Store) applyRecord(rec *journal.Record, size int, pt *part, first index
 	s.apply.end = rec.Position + journal.Position(journal.RecordBytes(size))
 	s.apply.epoch = rec.Epoch
 	s.apply.since += int64(journal.RecordBytes(size))
-	if s.apply.since >= s.opt.CheckpointBytes {
+	if s.apply.since >= s.opt.CheckpointBytes || s.index.TailBytes() > s.opt.IndexTailBytesMax {
 		s.background.kick()
 	}
 	return nil

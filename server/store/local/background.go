@@ -3,6 +3,7 @@ package local
 import (
 	"errors"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -10,24 +11,28 @@ import (
 	"github.com/jmqio/jmq/server/journal"
 )
 
-// background is the store's one goroutine: it writes checkpoints when they are due and rebuilds index files that were
-// found damaged.
+// background is the store's one goroutine: it writes checkpoints when they are due, merges runs of the index, and rebuilds those
+// that were found damaged.
 type background struct {
 	wake chan struct{} // has room for one
 	quit chan struct{}
 	done chan struct{}
 
-	// work is held while a checkpoint is written or files are rebuilt.
+	// work is held while a checkpoint is written or runs are rebuilt. It guards what follows.
 	work   sync.Mutex
-	buf    []byte // for checkpoints; guarded by work
-	trims  uint64 // Store.trims when the newest checkpoint was begun; guarded by work
-	closed bool   // the folder may be another's; guarded by work
+	buf    []byte // for checkpoints
+	trims  uint64 // Store.trims when the newest checkpoint was begun
+	closed bool   // the folder may be another's
+	// named are the runs of the last checkpoints, as long as all that were written since the start succeeded. What two of them do not
+	// name is named by none that is kept.
+	named [][]index.RunID
 
 	mu struct {
 		sync.Mutex
-		repairs  map[index.Key]bool // wanted; false: was tried in vain, and is not tried again
-		position journal.Position   // of the newest checkpoint
-		size     int64              // of the newest checkpoint
+		repairs  map[index.RunID]bool // wanted; false: was tried in vain, and is not tried again
+		position journal.Position     // of the newest checkpoint
+		older    journal.Position     // of the one before it, which is kept too; 0: there is none
+		size     int64                // of the newest checkpoint
 		took     time.Duration
 		held     time.Duration
 		written  int64
@@ -40,7 +45,7 @@ func (b *background) init() {
 	b.wake = make(chan struct{}, 1)
 	b.quit = make(chan struct{})
 	b.done = make(chan struct{})
-	b.mu.repairs = map[index.Key]bool{}
+	b.mu.repairs = map[index.RunID]bool{}
 }
 
 // kick lets the goroutine look whether something is due.
@@ -51,8 +56,8 @@ func (b *background) kick() {
 	}
 }
 
-// repair asks for the rebuilding of a partition's file.
-func (b *background) repair(k index.Key) {
+// repair asks for the rebuilding of a run.
+func (b *background) repair(k index.RunID) {
 	b.mu.Lock()
 	_, known := b.mu.repairs[k]
 	if !known {
@@ -67,6 +72,13 @@ func (b *background) repair(k index.Key) {
 func (b *background) stop() {
 	close(b.quit)
 	<-b.done
+}
+
+// floor is the position that recovery needs the log from when the newest checkpoint is damaged.
+func (b *background) floor() journal.Position {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.mu.older
 }
 
 func (b *background) metrics(m *Metrics) {
@@ -93,11 +105,9 @@ func (s *Store) run() {
 			due = true
 		case <-b.wake:
 		}
-		s.repairFiles()
+		s.repairRuns()
 		s.drop()
-		s.apply.Lock()
-		due = due || !failed && s.apply.since >= s.opt.CheckpointBytes
-		s.apply.Unlock()
+		due = due || !failed && s.due()
 		if due && s.Err() == nil {
 			err := s.Checkpoint()
 			if failed = err != nil; failed {
@@ -105,6 +115,41 @@ func (s *Store) run() {
 				s.opt.Logger.Error("checkpoint failed", "folder", s.folder.dir, "err", err)
 			}
 			tick.Reset(s.opt.CheckpointEvery)
+		}
+		s.merge(failed)
+	}
+}
+
+// due says whether so much was appended that a checkpoint should be written.
+func (s *Store) due() bool {
+	s.apply.Lock()
+	defer s.apply.Unlock()
+	return s.apply.since >= s.opt.CheckpointBytes || s.index.TailBytes() > s.opt.IndexTailBytesMax
+}
+
+// mergeStepBytes is what one step of a merge copies: some milliseconds.
+const mergeStepBytes = 4 << 20
+
+// merge makes fewer runs of many, as long as nothing else is due.
+func (s *Store) merge(failed bool) {
+	b := &s.background
+	for {
+		select {
+		case <-b.quit:
+			return
+		default:
+		}
+		if !failed && s.due() {
+			b.kick()
+			return
+		}
+		more, err := s.index.Merge(mergeStepBytes)
+		if err != nil && !s.repairAll(err) {
+			// The runs stay as they are; it is tried again after the next flush.
+			s.opt.Logger.Warn("index cannot be merged", "folder", s.folder.dir, "err", err)
+		}
+		if !more {
+			return
 		}
 	}
 }
@@ -134,19 +179,19 @@ func (s *Store) Checkpoint() error {
 	return err
 }
 
-// checkpoint first moves whole chunks of the index to their files, so that what a checkpoint says is in a file is synced
-// there; then takes position and tables at one moment, which is all that appends wait for; then writes, with what the
-// index holds below that position.
+// tailBytesFailed is up to what size of tails a checkpoint is written with them although they could not be flushed: the index may
+// be on a full disk of its own.
+const tailBytesFailed = 64 << 20
+
+// checkpoint takes position and tables at one moment, which is all that appends wait for; then lets the index move what it
+// has below that position into a run, if it is enough; then writes what the index still holds itself, and which runs it
+// has.
 func (s *Store) checkpoint() error {
 	b := &s.background
 	b.work.Lock()
 	defer b.work.Unlock()
 	if b.closed {
 		return journal.ErrClosed
-	}
-
-	if _, err := s.index.Flush(); err != nil && !s.repairAll(err) {
-		return err
 	}
 
 	begin, trims := time.Now(), s.trims.Load()
@@ -175,9 +220,19 @@ func (s *Store) checkpoint() error {
 		return err
 	}
 
+	if _, err := s.index.Flush(uint64(h.Position)); err != nil {
+		if s.index.TailBytes() > tailBytesFailed {
+			return err
+		}
+		s.opt.Logger.Warn("index cannot be flushed", "folder", s.folder.dir, "err", err)
+	}
+	var runs []index.RunID
 	size, err := s.folder.writeCheckpoint(&h, func(w *checkpointWriter) error {
-		err := s.index.Snapshot(func(st *index.State) error {
-			st.Below(uint64(h.Position))
+		err := s.index.Snapshot(uint64(h.Position), func(covered uint64, list []index.RunID) error {
+			runs = list
+			w.runs(covered, list)
+			return w.err
+		}, func(st *index.State) error {
 			w.partition(st)
 			return w.err
 		})
@@ -192,6 +247,7 @@ func (s *Store) checkpoint() error {
 		return w.err
 	})
 	if err != nil {
+		b.named = nil
 		return err
 	}
 	s.apply.Lock()
@@ -199,10 +255,24 @@ func (s *Store) checkpoint() error {
 	s.apply.Unlock()
 	b.trims = trims
 	b.mu.Lock()
+	again := h.Position == b.mu.position // it has replaced the newest
+	if !again {
+		b.mu.older = b.mu.position
+	}
 	b.mu.position, b.mu.size = h.Position, size
 	b.mu.took, b.mu.held = time.Since(begin), held
 	b.mu.written++
 	b.mu.Unlock()
+	if again && len(b.named) > 0 {
+		b.named = b.named[:len(b.named)-1]
+	}
+	if b.named = append(b.named, runs); len(b.named) >= checkpointsKept {
+		b.named = b.named[len(b.named)-checkpointsKept:]
+		if err := s.index.Sweep(slices.Concat(b.named...)); err != nil {
+			// They only take space; the next checkpoint tries again.
+			s.opt.Logger.Warn("old runs of the index cannot be removed", "folder", s.folder.dir, "err", err)
+		}
+	}
 	return nil
 }
 
@@ -219,33 +289,33 @@ func (s *Store) repairAll(err error) bool {
 	if !errors.As(err, &d) {
 		return false
 	}
-	s.background.repair(d.Key)
+	s.background.repair(d.Run)
 	return true
 }
 
-// repairFiles rebuilds the index files that are wanted, reading the log once for all of them.
-func (s *Store) repairFiles() {
+// repairRuns rebuilds the runs that are wanted.
+func (s *Store) repairRuns() {
 	b := &s.background
 	b.work.Lock()
 	defer b.work.Unlock()
 	b.mu.Lock()
-	var keys []index.Key
+	var runs []index.RunID
 	for k, wanted := range b.mu.repairs {
 		if wanted {
-			keys = append(keys, k)
+			runs = append(runs, k)
 		}
 	}
 	b.mu.Unlock()
-	if len(keys) == 0 || b.closed {
+	if len(runs) == 0 || b.closed {
 		return
 	}
-	s.opt.Logger.Warn("index files are damaged and are rebuilt from the journal", "folder", s.folder.dir, "files", len(keys))
-	err := s.rebuild(keys)
+	s.opt.Logger.Warn("part of the index is damaged and is rebuilt from the journal", "folder", s.folder.dir, "runs", runs)
+	err := s.rebuild(runs)
 	if err != nil {
-		s.opt.Logger.Error("index files cannot be rebuilt", "folder", s.folder.dir, "err", err)
+		s.opt.Logger.Error("part of the index cannot be rebuilt", "folder", s.folder.dir, "err", err)
 	}
 	b.mu.Lock()
-	for _, k := range keys {
+	for _, k := range runs {
 		if err != nil {
 			b.mu.repairs[k] = false
 		} else {
@@ -256,31 +326,48 @@ func (s *Store) repairFiles() {
 	b.mu.Unlock()
 }
 
-// rebuild does it. background.work is held.
-func (s *Store) rebuild(keys []index.Key) error {
-	build := s.index.Rebuild(keys...)
+// rebuild does it, reading only the ranges of the log that the runs are of. background.work is held, or nothing runs yet.
+func (s *Store) rebuild(runs []index.RunID) error {
+	build := s.index.Rebuild(uint64(s.log.Begin()), runs...)
 	defer build.Abort()
-	r := s.log.NewReader(s.log.Begin())
-	defer r.Close()
 	var in batchReader
-	for build.Missing() > 0 {
-		rec, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return err
-		}
-		if rec.Kind != journal.KindMessages {
-			continue
-		}
-		p, first, batch, err := in.read(&rec)
-		if err != nil {
-			return err
-		}
-		if err := build.Add(keyOf(p), first, batch); err != nil {
+	for _, r := range build.Ranges() {
+		if err := s.rebuildRange(build, r, &in); err != nil {
 			return err
 		}
 	}
 	return build.Finish()
+}
+
+func (s *Store) rebuildRange(build *index.Rebuild, of index.RunID, in *batchReader) error {
+	r := s.log.NewReader(max(s.log.Begin(), journal.Position(of.From)))
+	defer r.Close()
+	for r.Position() < journal.Position(of.To) {
+		rec, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := s.rebuildRecord(build, &rec, in); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rebuildRecord gives a record to a rebuild of the index.
+func (s *Store) rebuildRecord(build *index.Rebuild, rec *journal.Record, in *batchReader) error {
+	switch rec.Kind {
+	case journal.KindLost:
+		build.Hole()
+	case journal.KindMessages:
+		p, first, batch, err := in.read(rec)
+		if err != nil {
+			return err
+		}
+		return build.Append(keyOf(p), first, batch)
+	}
+	return nil
 }

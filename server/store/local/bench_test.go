@@ -145,7 +145,7 @@ func BenchmarkOverhead(b *testing.B) {
 			for i := range b.N {
 				if i%256 == 255 {
 					b.StopTimer()
-					if _, err := s.index.Flush(); err != nil {
+					if _, err := s.index.Flush(uint64(s.apply.end)); err != nil {
 						b.Fatal(err)
 					}
 					b.StartTimer()
@@ -164,7 +164,7 @@ func BenchmarkRead(b *testing.B) {
 	for _, partitions := range []int{1, 8} {
 		for _, flushed := range []bool{false, true} {
 			b.Run(fmt.Sprintf("partitions=%d/indexInFile=%v", partitions, flushed), func(b *testing.B) {
-				s := benchStore(b, func(o *Options) { o.IndexFlushEntries = index.ChunkEntries })
+				s := benchStore(b, func(o *Options) { o.IndexFlushBytes = 1 })
 				topic, err := s.CreateTopic(context.Background(), 0, "orders", 8)
 				if err != nil {
 					b.Fatal(err)

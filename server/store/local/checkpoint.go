@@ -24,20 +24,21 @@ import (
 //	header  magic "JMQCKPT\0" | version u32 | 0 u32 | store id [16] | position u64 | created i64 | epoch u64 | 0 u32 | crc32c u32
 //	block   length u32 | crc32c u32 | kind u8 | 0 [3] | number u32 | payload of length bytes
 //
-// It says what the records below its position say: the index (the tails; where the files end), and each table. crc covers
+// It says what the records below its position say: the index (which runs it has, and the tails), and each table. crc covers
 // everything of a block after itself; number counts the blocks from 0, so that none can be missing; the last is the end.
 const (
-	checkpointVersion     = 1
+	checkpointVersion     = 2
 	checkpointHeaderBytes = 64
 	blockHeaderBytes      = 16
 	blockBytesMax         = 16 << 20
 	blockEntriesMax       = 8192
-	partitionFixedBytes   = 48
+	partitionFixedBytes   = 56
 	tableNameBytesMax     = 64
 
-	blockPartition = 1 // topic u64 | incarnation u32 | partition u16 | 0 u16 | first u64 | flushed u64 | last i64 | begin u64 | entries
+	blockPartition = 1 // topic u64 | incarnation u32 | partition u16 | 0 u16 | first u64 | flushed u64 | last i64 | low u64 | begin u64 | entries
 	blockTable     = 2 // nameLength u8 | name | a part of its state
 	blockEnd       = 3 // nothing
+	blockRuns      = 4 // covered u64, then of each run: from u64 | to u64; the first block
 
 	checkpointPrefix = "checkpoint-"
 	checkpointSuffix = ".ckpt"
@@ -98,6 +99,8 @@ func decodeCheckpointHeader(p []byte) (h checkpointHeader, err error) {
 	}
 	if v := binary.LittleEndian.Uint32(p[8:]); v > checkpointVersion {
 		return h, fmt.Errorf("%w: checkpoint has version %d, this program reads up to %d", ErrVersion, v, checkpointVersion)
+	} else if v < checkpointVersion {
+		return h, fmt.Errorf("%w: it has version %d", errCheckpoint, v)
 	}
 	copy(h.StoreID[:], p[16:])
 	h.Position = journal.Position(binary.LittleEndian.Uint64(p[32:]))
@@ -143,6 +146,16 @@ func (w *checkpointWriter) end(at int) {
 	w.write(false)
 }
 
+func (w *checkpointWriter) runs(covered uint64, list []index.RunID) {
+	at := w.begin(blockRuns)
+	w.buf = binary.LittleEndian.AppendUint64(w.buf, covered)
+	for _, r := range list {
+		w.buf = binary.LittleEndian.AppendUint64(w.buf, r.From)
+		w.buf = binary.LittleEndian.AppendUint64(w.buf, r.To)
+	}
+	w.end(at)
+}
+
 func (w *checkpointWriter) partition(st *index.State) {
 	seed := st.Key.Seed()
 	begin, tail := st.Flushed, st.Tail
@@ -158,6 +171,7 @@ func (w *checkpointWriter) partition(st *index.State) {
 		b = binary.LittleEndian.AppendUint64(b, uint64(st.First))
 		b = binary.LittleEndian.AppendUint64(b, uint64(st.Flushed))
 		b = binary.LittleEndian.AppendUint64(b, uint64(st.Last))
+		b = binary.LittleEndian.AppendUint64(b, st.Low)
 		b = binary.LittleEndian.AppendUint64(b, uint64(begin))
 		for i := range part {
 			b = index.AppendEntry(b, seed, begin+index.Index(i), &part[i])
@@ -188,6 +202,8 @@ func (w *checkpointWriter) table(name string, state []byte) {
 
 // checkpointVisitor is told what a checkpoint holds.
 type checkpointVisitor struct {
+	// runs is called first, once.
+	runs func(covered uint64, list []index.RunID)
 	// partition is called with a partition's first part; more is false. With more, Tail continues what came before.
 	partition func(st *index.State, more bool) error
 	// table is called with the whole state of each.
@@ -244,7 +260,18 @@ func readCheckpoint(r io.Reader, v *checkpointVisitor) (h checkpointHeader, err 
 		if crc32.Update(crc32.Checksum(bh[8:], castagnoli), castagnoli, payload) != binary.LittleEndian.Uint32(bh[4:]) {
 			return h, fmt.Errorf("%w: checksum of block %d is wrong", errCheckpoint, number)
 		}
+		if (kind == blockRuns) != (number == 0) {
+			return h, fmt.Errorf("%w: block %d has kind %d", errCheckpoint, number, kind)
+		}
 		switch kind {
+		case blockRuns:
+			covered, list, err := decodeRuns(payload)
+			if err != nil {
+				return h, fmt.Errorf("%w: block %d: %w", errCheckpoint, number, err)
+			}
+			if v != nil {
+				v.runs(covered, list)
+			}
 		case blockPartition:
 			st, begin, err := decodePartition(payload)
 			if err != nil {
@@ -296,6 +323,23 @@ func cut(err error) error {
 	return err
 }
 
+func decodeRuns(p []byte) (covered uint64, list []index.RunID, err error) {
+	if len(p)%16 != 8 {
+		return 0, nil, fmt.Errorf("runs of %d bytes", len(p))
+	}
+	covered = binary.LittleEndian.Uint64(p)
+	last := uint64(0)
+	for p = p[8:]; len(p) > 0; p = p[16:] {
+		r := index.RunID{From: binary.LittleEndian.Uint64(p), To: binary.LittleEndian.Uint64(p[8:])}
+		if r.From < last || r.To <= r.From || r.To > covered {
+			return 0, nil, fmt.Errorf("run %v cannot be", r)
+		}
+		last = r.To
+		list = append(list, r)
+	}
+	return covered, list, nil
+}
+
 func decodePartition(p []byte) (st index.State, begin index.Index, err error) {
 	if len(p) < partitionFixedBytes || (len(p)-partitionFixedBytes)%index.EntryBytes != 0 {
 		return st, 0, fmt.Errorf("partition of %d bytes", len(p))
@@ -306,9 +350,10 @@ func decodePartition(p []byte) (st index.State, begin index.Index, err error) {
 	st.First = index.Index(binary.LittleEndian.Uint64(p[16:]))
 	st.Flushed = index.Index(binary.LittleEndian.Uint64(p[24:]))
 	st.Last = int64(binary.LittleEndian.Uint64(p[32:]))
-	begin = index.Index(binary.LittleEndian.Uint64(p[40:]))
+	st.Low = binary.LittleEndian.Uint64(p[40:])
+	begin = index.Index(binary.LittleEndian.Uint64(p[48:]))
 	if begin < st.Flushed {
-		return st, 0, errors.New("tail begins below the end of the file")
+		return st, 0, errors.New("tail begins below what the runs hold")
 	}
 	p = p[partitionFixedBytes:]
 	seed := st.Key.Seed()

@@ -34,7 +34,8 @@ func example(t testing.TB) []byte {
 	f := &folder{fs: mem, storeID: [16]byte{1, 2, 3}}
 	h := checkpointHeader{StoreID: f.storeID, Position: 4096, Epoch: journal.MakeEpoch(1, 2), Created: 1e18}
 	_, err := f.writeCheckpoint(&h, func(w *checkpointWriter) error {
-		w.partition(&index.State{Key: index.Key{Topic: 1, Incarnation: 1}, First: 3, Flushed: 128, Last: 7, Tail: []index.Entry{
+		w.runs(4096, []index.RunID{{From: 0, To: 1024}, {From: 2048, To: 4096}})
+		w.partition(&index.State{Key: index.Key{Topic: 1, Incarnation: 1}, First: 3, Flushed: 128, Last: 7, Low: 300, Tail: []index.Entry{
 			{Position: 400, Stored: 8, Size: 200, TagHash: 5, Slot: 0, Count: 2},
 			{Position: 400, Stored: 8, Size: 200, Slot: 1, Count: 2},
 		}})
@@ -112,6 +113,7 @@ func TestCheckpointLong(t *testing.T) {
 	state := bytes.Repeat([]byte("0123456789"), 250_000)
 	h := checkpointHeader{Position: 8}
 	if _, err := f.writeCheckpoint(&h, func(w *checkpointWriter) error {
+		w.runs(0, nil)
 		w.partition(&index.State{Key: index.Key{Topic: 1}, Flushed: 128, Tail: tail})
 		w.table("long", state)
 		w.table("short", []byte("x"))
@@ -122,6 +124,7 @@ func TestCheckpointLong(t *testing.T) {
 	var got []index.Entry
 	tables := map[string][]byte{}
 	if _, err := f.openCheckpoint(8, &checkpointVisitor{
+		runs: func(uint64, []index.RunID) {},
 		partition: func(st *index.State, more bool) error {
 			if more != (len(got) > 0) {
 				t.Fatal(more, len(got))
@@ -155,6 +158,7 @@ func FuzzCheckpoint(f *testing.F) {
 		}
 		total := 0
 		_, err := readCheckpoint(bytes.NewReader(b), &checkpointVisitor{
+			runs:      func(_ uint64, list []index.RunID) { total += 16 * len(list) },
 			partition: func(st *index.State, _ bool) error { total += index.EntryBytes * len(st.Tail); return nil },
 			table:     func(_ string, state []byte) error { total += len(state); return nil },
 		})
@@ -334,7 +338,7 @@ func TestOperations(t *testing.T) {
 	if err := s.Checkpoint(); err != nil {
 		t.Fatal(err)
 	}
-	step("checkpoint: less than a chunk, no index file")
+	step("checkpoint: a run")
 	for i := range 100 {
 		if r := appendWait(s, p, batchOf(t, fmt.Sprintf("%08d", i))); r.err != nil {
 			t.Fatal(r.err)
@@ -343,7 +347,7 @@ func TestOperations(t *testing.T) {
 	if err := s.Checkpoint(); err != nil {
 		t.Fatal(err)
 	}
-	step("100 more messages and a checkpoint: the first chunk")
+	step("100 more messages and a checkpoint: a second run")
 	for range 20 { // groups
 		for i := range index.Index(20) {
 			if got, _ := bodies(t, s, p, 10*i, 10*i+10); len(got) != 10 {
@@ -380,6 +384,6 @@ func TestOperations(t *testing.T) {
 		}
 	}
 	mustClose(t, s)
-	step("100 more messages and close: the second chunk")
+	step("100 more messages and close: another run")
 	golden(t, "operations.golden", b.Bytes())
 }

@@ -38,7 +38,7 @@ func random(t testing.TB) *rand.Rand {
 func options(fs vfs.FS) Options {
 	return Options{
 		FS: fs, Dir: "/store", SegmentBytesMax: 256 << 10, SegmentBytesFirst: 64 << 10,
-		CheckpointEvery: time.Hour, IndexFlushEntries: index.ChunkEntries,
+		CheckpointEvery: time.Hour, IndexFlushBytes: 1,
 	}
 }
 

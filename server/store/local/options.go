@@ -41,8 +41,10 @@ type Options struct {
 
 	// Sizes of the index, see index.Options; 0: its defaults.
 	IndexFilesOpenMax int
-	IndexFlushEntries int
+	IndexFlushBytes   int64
+	// IndexTailBytesMax is also what lets a checkpoint be written early; 0: 16 MiB.
 	IndexTailBytesMax int64
+	IndexRunBytesMax  int64
 
 	// CheckpointBytes is after how much journal a checkpoint is written: what recovery has to read; 0: 256 MiB.
 	CheckpointBytes int64
@@ -66,6 +68,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.CheckpointBytes == 0 {
 		o.CheckpointBytes = 256 << 20
+	}
+	if o.IndexTailBytesMax <= 0 {
+		o.IndexTailBytesMax = 16 << 20
 	}
 	if o.CheckpointEvery == 0 {
 		o.CheckpointEvery = 10 * time.Second

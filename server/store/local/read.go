@@ -97,7 +97,7 @@ func (s *Store) damaged(err error) error {
 	case errors.Is(err, store.ErrDamaged):
 		return err
 	case errors.As(err, &d):
-		s.background.repair(d.Key)
+		s.background.repair(d.Run)
 	case errors.As(err, &c):
 	default:
 		return err

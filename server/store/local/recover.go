@@ -30,7 +30,7 @@ func Open(opt Options) (*Store, error) {
 	s.background.init()
 	s.index = opt.OpenIndex(index.Options{
 		FS: opt.FS, Dir: f.index, StoreID: f.storeID, FilesOpenMax: opt.IndexFilesOpenMax,
-		FlushEntries: opt.IndexFlushEntries, TailBytesMax: opt.IndexTailBytesMax,
+		FlushBytes: opt.IndexFlushBytes, TailBytesMax: opt.IndexTailBytesMax, RunBytesMax: opt.IndexRunBytesMax,
 	})
 	if err := s.recover(); err != nil {
 		// Why it does not open is told; what went wrong on the way out adds nothing.
@@ -50,9 +50,13 @@ func Open(opt Options) (*Store, error) {
 }
 
 func (s *Store) recover() error {
-	found, err := s.restoreNewest()
+	found, damaged, err := s.restoreNewest()
 	if err != nil {
 		return err
+	}
+	bad, err := s.index.Load()
+	if err != nil {
+		return fmt.Errorf("store: %w", err)
 	}
 	start := s.apply.end
 	var in batchReader
@@ -74,19 +78,24 @@ func (s *Store) recover() error {
 	if end := s.log.Committed(); end < start {
 		return fmt.Errorf("store: the log of %s ends at position %d, but its checkpoint is of position %d", s.folder.dir, end, start)
 	}
+	if n := s.topics.Len(); s.apply.end > start || !found {
+		s.opt.Logger.Info("store recovered", "folder", s.folder.dir, "checkpoint", start, "position", s.apply.end, "topics", n)
+	}
+	if err := s.recoverIndex(bad); err != nil {
+		return err
+	}
 	if begin := s.log.Begin(); begin > 0 {
 		if err := s.checkBegin(begin); err != nil {
 			return err
 		}
 	}
-	if n := s.topics.Len(); s.apply.end > start || !found {
-		s.opt.Logger.Info("store recovered", "folder", s.folder.dir, "checkpoint", start, "position", s.apply.end, "topics", n)
+	// They would be taken for the newest again, and the next checkpoints for older ones.
+	for _, p := range damaged {
+		name := s.folder.path(checkpointName(p))
+		if err := s.folder.fs.Rename(name, name+setAside); err != nil {
+			return fmt.Errorf("store: set a damaged checkpoint aside: %w", err)
+		}
 	}
-	for _, d := range s.index.Check() {
-		s.opt.Logger.Warn("index file is damaged", "err", d)
-		s.background.repair(d.Key)
-	}
-	s.repairFiles()
 
 	for _, t := range *s.byID.Load() {
 		if t == nil {
@@ -98,6 +107,42 @@ func (s *Store) recover() error {
 		}
 	}
 	s.changing.start(s.topics)
+	return nil
+}
+
+// setAside is the end of the names of files that are not read any more, for people to look at.
+const setAside = ".bad"
+
+// recoverIndex makes the runs again that could not be loaded, and sees that the index is whole.
+func (s *Store) recoverIndex(bad []*index.DamageError) error {
+	var runs []index.RunID
+	for _, d := range bad {
+		s.opt.Logger.Warn("part of the index is damaged and is rebuilt from the journal", "folder", s.folder.dir, "err", d)
+		runs = append(runs, d.Run)
+	}
+	if len(runs) > 0 {
+		if err := s.rebuild(runs); err != nil {
+			return fmt.Errorf("store: rebuild the index of %s: %w", s.folder.dir, err)
+		}
+		s.background.mu.repaired += int64(len(runs))
+	}
+	begin := uint64(s.log.Begin())
+	trimmed, holes := s.index.Check(begin)
+	if len(holes) > 0 {
+		s.opt.Logger.Warn("index is not whole and is rebuilt from the journal", "folder", s.folder.dir, "places", len(holes), "first", holes[0])
+		if err := s.rebuild(s.index.Runs()); err != nil {
+			return fmt.Errorf("store: rebuild the index of %s: %w", s.folder.dir, err)
+		}
+		var more []index.Hole
+		more, holes = s.index.Check(begin)
+		trimmed = append(trimmed, more...)
+	}
+	for _, h := range trimmed {
+		s.opt.Logger.Warn("messages are not in the journal any more", "folder", s.folder.dir, "topic", h.Key.Topic, "partition", h.Key.Partition, "from", h.From, "to", h.To)
+	}
+	if len(holes) > 0 {
+		return fmt.Errorf("store: index and checkpoint of %s contradict each other in %d places, the first: %v", s.folder.dir, len(holes), holes[0])
+	}
 	return nil
 }
 
@@ -138,39 +183,45 @@ func (s *Store) refuse(found bool, begin journal.Position) error {
 		s.folder.dir, begin)
 }
 
-// restoreNewest restores the newest whole checkpoint; false when there is none.
-func (s *Store) restoreNewest() (bool, error) {
+// restoreNewest restores the newest whole checkpoint; false when there is none. It also returns the newer ones, which are
+// damaged.
+func (s *Store) restoreNewest() (found bool, damaged []journal.Position, err error) {
 	positions, err := s.folder.checkpoints()
 	if err != nil {
-		return false, err
+		return false, nil, err
 	}
-	for _, p := range positions {
+	for i, p := range positions {
 		h, err := s.restore(p)
 		if err == nil {
 			s.apply.end, s.apply.epoch = h.Position, h.Epoch
 			s.background.mu.position = p
-			return true, nil
+			if i+1 < len(positions) {
+				s.background.mu.older = positions[i+1]
+			}
+			return true, damaged, nil
 		}
 		if !errors.Is(err, errCheckpoint) {
-			return false, err
+			return false, nil, err
 		}
+		damaged = append(damaged, p)
 		s.opt.Logger.Warn("checkpoint is damaged, an older one is used", "folder", s.folder.dir, "position", p, "err", err)
 	}
 	if len(positions) > 0 {
 		s.opt.Logger.Warn("no checkpoint is whole, the log is read from its begin", "folder", s.folder.dir)
 	}
-	return false, nil
+	return false, damaged, nil
 }
 
 // restore fills index and tables from one checkpoint, which is checked before anything is changed.
 func (s *Store) restore(p journal.Position) (checkpointHeader, error) {
-	s.index.Reset()
+	s.index.Reset(0, nil)
 	for _, t := range s.tables {
 		if err := t.Restore(nil); err != nil {
 			return checkpointHeader{}, err
 		}
 	}
 	h, err := s.folder.openCheckpoint(p, &checkpointVisitor{
+		runs: s.index.Reset,
 		partition: func(st *index.State, more bool) error {
 			if more {
 				s.index.RestoreMore(st.Key, st.Tail)
@@ -224,7 +275,17 @@ func (s *Store) recovered(rec *journal.Record, in *batchReader) error {
 	}
 	size := len(rec.Payload)
 	rec.Payload = rec.Payload[:wire.BatchHeaderBytes]
-	return s.applyRecord(rec, size, pt, first, batch)
+	if err := s.applyRecord(rec, size, pt, first, batch); err != nil {
+		return err
+	}
+	if s.index.TailBytes() > s.opt.IndexTailBytesMax && s.apply.end >= s.flushAt {
+		s.flushAt = s.apply.end + 16<<20
+		if _, err := s.index.Flush(uint64(s.apply.end)); err != nil {
+			// The entries stay in memory; the next checkpoint tries again.
+			s.opt.Logger.Warn("index cannot be flushed", "folder", s.folder.dir, "err", err)
+		}
+	}
+	return nil
 }
 
 // batchReader makes index entries of a batch's record. What it returns is valid until it reads the next.

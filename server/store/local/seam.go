@@ -47,19 +47,32 @@ type LogOptions = journal.Options
 // Index is what the store needs of an index; its contract is index.Set's.
 type Index interface {
 	Append(index.Key, index.Index, *index.Batch) (index.Index, error)
+	AppendLost(k index.Key, to index.Index, position uint64)
+	Move(index.Key, index.Index, *index.Batch)
 	Bounds(index.Key) (first, end index.Index)
 	Range(k index.Key, from, to index.Index, dst []index.Entry) ([]index.Entry, error)
 	Seek(k index.Key, t int64) (index.Index, error)
+	SeekPosition(k index.Key, position uint64) (index.Index, error)
+	Bytes(index.Key) int64
+	SeekBytes(k index.Key, keep int64) index.Index
 	SetFirst(index.Key, index.Index)
+	Drop(index.Key)
 	Truncate(index.Key, index.Index)
+	Oldest() (position uint64, ok bool)
+	Below(position uint64, each func(k index.Key, from, to index.Index, bytes int64) bool)
 
-	Flush() (int, error)
-	Snapshot(func(*index.State) error) error
+	Flush(to uint64) (bool, error)
+	Merge(bytes int64) (more bool, err error)
+	Snapshot(position uint64, runs func(covered uint64, list []index.RunID) error, each func(*index.State) error) error
+	Sweep(keep []index.RunID) error
+	Reset(covered uint64, runs []index.RunID)
 	Restore(*index.State)
 	RestoreMore(index.Key, []index.Entry)
-	Reset()
-	Check() []*index.DamageError
-	Rebuild(...index.Key) *index.Rebuild
+	Load() ([]*index.DamageError, error)
+	Check(begin uint64) (trimmed, missing []index.Hole)
+	Rebuild(begin uint64, damaged ...index.RunID) *index.Rebuild
+	Runs() []index.RunID
+	TailBytes() int64
 	Metrics() index.Metrics
 	Close() error
 }

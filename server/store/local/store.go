@@ -6,7 +6,7 @@
 //	STORE                    format version and store id
 //	LOCK, OWNER              held while open; whose process it is, for people
 //	journal/                 the truth: records of all kinds, in order
-//	index/                   one file per partition that has had a whole chunk of messages
+//	index/                   a few files with what the checkpoints do not hold of the index
 //	checkpoint-POSITION.ckpt the two newest: what all records below POSITION say
 //
 // The way of an append: under the order lock the batch gets its first index and its place in the log; the log commits it
@@ -73,6 +73,8 @@ type Store struct {
 		// dropped are partitions of deleted topics that the index still has.
 		dropped []index.Key
 	}
+
+	flushAt journal.Position // recovery flushes the index at it or later
 
 	// grown are the partitions that grew in this commit. Only the committing goroutine touches it.
 	grown []*part
@@ -203,7 +205,7 @@ type Metrics struct {
 	CheckpointBytes     int64 // size of the newest
 	CheckpointTook      time.Duration
 	CheckpointHeld      time.Duration // how long the newest held off appends
-	Repairs             int64         // index files that were rebuilt
+	Repairs             int64         // parts of the index that were rebuilt
 }
 
 // Metrics is what the store has, and did since it was opened.

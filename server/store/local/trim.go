@@ -18,7 +18,7 @@ func (s *Store) Trim(p store.Partition, first index.Index) error {
 // dropPartitions takes what deleted topics had out of the index. background.work is held.
 func (s *Store) dropPartitions(keys []index.Key) {
 	for _, k := range keys {
-		s.index.SetFirst(k, ^index.Index(0))
+		s.index.Drop(k)
 	}
 }
 
