@@ -82,7 +82,7 @@ func TestFormat(t *testing.T) {
 
 	// What the golden file says is read as what was written: two records, an epoch before and a no-op after them.
 	segment, _, _ = strings.Cut(segment, "--")
-	disk := journaltest.Disk(testDir, map[string][]byte{segmentName(0): unhexdump(t, segment, segmentBytesFloor)})
+	disk := journaltest.Disk(testDir, map[string][]byte{segmentName(0): unhexdump(t, segment, int(segmentBytesFloor))})
 	var got strings.Builder
 	o.FS = disk
 	o.Recovered = func(r Record) error {

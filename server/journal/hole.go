@@ -34,8 +34,11 @@ const (
 	badSuffix      = ".bad"
 	partSuffix     = ".part"
 	holeNameFormat = "%020d-%020d" + badSuffix
+)
 
-	lostRecordBytesMax = 1 << 20 // a longer hole has several records
+var (
+	lostRecordBytesMax = len(lostPayload) // a longer hole has several records; lower in a test
+	lostPayload        [1 << 20]byte      // never written
 )
 
 // hole is a Hole and the file that keeps its bytes.
@@ -141,6 +144,10 @@ func copyReadable(out, in vfs.File, off, n int64) error {
 		size := int(min(zeroCompareBytes-(off+done)%zeroCompareBytes, n-done))
 		b, err := w.bytes(off+done, size, off+n)
 		if isUnreadable(err) {
+			size = min(size, sectorBytes-int((off+done)%sectorBytes))
+			b, err = w.bytes(off+done, size, off+n)
+		}
+		if isUnreadable(err) {
 			b, err = zeroes[:size], nil
 		}
 		if err != nil {
@@ -179,8 +186,6 @@ func lostRecords(h Hole, epoch Epoch, stored int64, each func(Record) error) err
 	}
 	return nil
 }
-
-var lostPayload [lostRecordBytesMax]byte // never written
 
 // overwrite writes records of KindLost over h in f, which is seg's, and syncs.
 func overwrite(f vfs.File, seg *segment, h Hole, epoch Epoch, stored int64) error {

@@ -108,7 +108,7 @@ func TestBadFiles(t *testing.T) {
 		}, want: last + " belongs to store 4d", as: &ForeignError{}},
 		{name: "spare is empty", do: put(spare, nil)},
 		{name: "spare is too small", do: put(spare, make([]byte, 5000))},
-		{name: "spare is not zeroes", do: put(spare, bytes.Repeat([]byte{0xab}, segmentBytesFloor))},
+		{name: "spare is not zeroes", do: put(spare, bytes.Repeat([]byte{0xab}, int(segmentBytesFloor)))},
 		{name: "many spares", do: func(f map[string][]byte) {
 			for i := range 5 {
 				f[fmt.Sprintf(spareNameFormat, 100+i)] = make([]byte, segmentBytesFloor)

@@ -199,6 +199,10 @@ func (j *Journal) prepareReserve(urgent bool) error {
 	defer j.mu.Unlock()
 	if err == nil {
 		j.mu.reserve = s
+		if len(j.mu.spares) > 0 {
+			j.mu.reserved = false
+			j.roomLocked()
+		}
 		return nil
 	}
 	j.mu.metrics.PrepareFailed++

@@ -12,7 +12,10 @@ import (
 	"github.com/jmqio/jmq/server/planted"
 )
 
-const scanBytes = 1 << 20 // read at once
+const (
+	scanBytes   = 1 << 20 // read at once
+	sectorBytes = 512     // the least that a disk fails to read
+)
 
 // scanner reads segments in order and judges what it finds: Open, Heal, Verify, Dump and Repair share it.
 //
@@ -361,6 +364,14 @@ func (s *scanner) damaged(seg *segment, h Hole, known bool, last Epoch, tail *ta
 	if epoch == 0 && tail.found {
 		epoch = tail.first.Epoch
 	}
+	if epoch == 0 {
+		limit := s.list.end(s.at, seg.limit())
+		next, err := s.after(seg, h.To, limit, 0, limit)
+		if err != nil {
+			return h.From, err
+		}
+		epoch = next.first.Epoch
+	}
 	for i := s.at + 1; epoch == 0 && i < len(s.list); i++ {
 		r, ok, err := firstRecord(s.fs, s.list[i])
 		if err != nil {
@@ -410,7 +421,8 @@ func (s *scanner) after(seg *segment, from, limit Position, least Epoch, durable
 	for off := begin; off < end; {
 		n := int(min(zeroCompareBytes-off%zeroCompareBytes, end-off))
 		block, err := w.bytes(off, int(min(int64(n+recordHeaderBytes), end-off)), end) // a header may go beyond the block
-		if isUnreadable(err) {
+		if isUnreadable(err) && n > sectorBytes-int(off%sectorBytes) {                 // how much of it cannot be read
+			n = sectorBytes - int(off%sectorBytes)
 			block, err = w.bytes(off, n, end)
 		}
 		if isUnreadable(err) {
@@ -556,7 +568,8 @@ func (j *Journal) recover() (last Epoch, err error) {
 		if err := j.repairHeaders(found.damaged); err != nil {
 			return 0, err
 		}
-		s := scanner{fs: j.fs, list: l, holes: found.holes, start: o.Start, cut: found.cut, epoch: o.StartEpoch, record: o.Recovered, progress: o.Progress}
+		s := scanner{fs: j.fs, list: l, holes: found.holes, start: o.Start, cut: found.cut, epoch: o.StartEpoch, unknown: o.StartEpoch,
+			record: o.Recovered, progress: o.Progress}
 		s.heal = func(seg *segment, h Hole, known bool, epoch Epoch, reason string) error {
 			if err := seg.openForWriting(j.fs); err != nil {
 				return err

@@ -39,7 +39,6 @@ const (
 	headerBlockBytes   = 4096
 	headerCopyBytes    = 2048
 	headerBytes        = 76
-	segmentBytesFloor  = 64 << 10
 	segmentSuffix      = ".journal"
 	sparePrefix        = "spare-"
 	fillingSuffix      = ".filling"
@@ -60,6 +59,8 @@ const (
 	flagRecycled = 1
 	flagReserve  = 2
 )
+
+var segmentBytesFloor int64 = 64 << 10 // lower in a test that damages every byte
 
 // VersionError: a file was written in another format than this program knows.
 type VersionError struct {
@@ -318,6 +319,7 @@ type folder struct {
 	cut      *Position      // where a Truncate was under way; nil if none was
 	mark     bool           // the file that says so is there, if maybe not whole
 	holes    []hole         // that damage has left, by position
+	hopeless *CorruptError  // the last segment, which has neither a header nor a record; it is not in segments
 }
 
 // headerDamage is a segment whose header block is to be written again.
@@ -336,14 +338,23 @@ type foundSegment struct {
 	why  string // not "": the block is to be written again
 }
 
-// list reads the names and headers in dir; it changes nothing. A file with a segment's name is a segment, whatever its
+// list is read, but a last segment of which nothing is known is an error.
+func list(fsys vfs.FS, dir string, want *[storeIDBytes]byte) (folder, error) {
+	found, err := read(fsys, dir, want)
+	if err == nil && found.hopeless != nil {
+		err = found.hopeless
+	}
+	return found, err
+}
+
+// read reads the names and headers in dir; it changes nothing. A file with a segment's name is a segment, whatever its
 // header: the name is given only after the header was synced. A header that cannot be read is made anew from the name, the
-// file's size and the segments around it. Every other doubt is an error:
-//   - the last segment has neither a header nor a record: what it held, and where it ended, is not known;
+// file's size and the segments around it; but where the last one has neither a header nor a record it is not known what it held.
+// Every other doubt is an error:
 //   - a valid record at the base that another name's header says: a segment that somebody renamed.
 //
 // want is nil if any store will do, as long as all segments agree.
-func list(fsys vfs.FS, dir string, want *[storeIDBytes]byte) (folder, error) {
+func read(fsys vfs.FS, dir string, want *[storeIDBytes]byte) (folder, error) {
 	var found folder
 	names, err := fsys.List(dir)
 	if err != nil {
@@ -434,7 +445,11 @@ func list(fsys vfs.FS, dir string, want *[storeIDBytes]byte) (folder, error) {
 		found.spares = append(found.spares, f.spare)
 	}
 	for i := range segs {
-		if err := found.add(fsys, segs, i, want); err != nil {
+		err := found.add(fsys, segs, i, want)
+		if i+1 == len(segs) && errors.As(err, &found.hopeless) {
+			break
+		}
+		if err != nil {
 			return found, err
 		}
 	}
