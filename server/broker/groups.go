@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -103,7 +104,8 @@ func (b *Broker) Active(g offset.GroupID, topic offset.Topic) int64 {
 func (b *Broker) active(g offset.GroupID, topic offset.Topic, use *dispatch.Use) int64 {
 	at := b.o.Offsets.Active(g, topic)
 	if !use.LastFetch.IsZero() {
-		at = max(at, use.LastFetch.UnixNano())
+		// By the clock as it is now: it may have been set since.
+		at = max(at, b.o.Now().Add(-time.Since(use.LastFetch)).UnixNano())
 	}
 	return at
 }

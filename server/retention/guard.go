@@ -63,6 +63,14 @@ func (k *Keeper) see() time.Duration {
 		if level < before {
 			log = k.o.Logger.Info
 		}
+		// A store that is kept at its limit by early deletion goes to and fro between these two for ever.
+		if l := max(level, before); l < Refuse && min(level, before) > OK {
+			if up := k.up(); k.told.levels[level] != 0 && up-k.told.levels[level] < levelEvery {
+				log = k.o.Logger.Debug
+			} else {
+				k.told.levels[level] = max(1, up)
+			}
+		}
 		log("the store is "+level.String(), "before", before.String(), "fullest", full.what, "usedBytes", full.used, "totalBytes", full.total)
 	}
 	// Only another cause is told, not each figure of it.
@@ -74,6 +82,8 @@ func (k *Keeper) see() time.Duration {
 	}
 	return k.marks.lookAfter(level, rooms, k.o.Every)
 }
+
+const levelEvery = time.Hour
 
 // fullText says how full the fullest room is.
 func fullText(r room) string {

@@ -24,8 +24,11 @@ type Keeper struct {
 	look    chan struct{} // to the guard: a pass is over; room for one
 
 	// The guard's own.
-	told     struct{ folders map[string]string } // by path: what is wrong with it, as it was logged; "" is the limit
-	guarding sync.Mutex                          // orders looks: the guard's and, between steps of an early deletion, the pass's
+	told struct {
+		folders map[string]string         // by path: what is wrong with it, as it was logged; "" is the limit
+		levels  [Refuse + 1]time.Duration // uptime when it was logged
+	}
+	guarding sync.Mutex // orders looks: the guard's and, between steps of an early deletion, the pass's
 
 	// The pass's own.
 	clock   clock
