@@ -16,6 +16,7 @@ import (
 	"github.com/jmqio/jmq/server/journal/journaltest"
 	"github.com/jmqio/jmq/server/offset"
 	"github.com/jmqio/jmq/server/store"
+	"github.com/jmqio/jmq/server/store/local"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -456,5 +457,102 @@ func TestLongReason(t *testing.T) {
 	}
 	if _, err := w.broker.DeleteTopic(as("a"), &wire.DeleteTopicRequest{Topic: "orders", Reason: long[1:]}); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestDeletedTopicsTakeNothing makes, fills, consumes and deletes many topics, at first while another one is in use: neither
+// memory nor goroutines stay of them.
+func TestDeletedTopicsTakeNothing(t *testing.T) {
+	// A disk in memory would be counted too.
+	w := &world{t: t, offsets: offset.NewTable()}
+	w.broker = New(Options{Offsets: w.offsets})
+	dir := t.TempDir()
+	s, err := local.Open(local.Options{Dir: dir, Tables: []store.Table{w.offsets}, Gather: w.broker.Gather, SegmentBytesMax: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.store = s
+	w.broker.Start(s)
+	defer w.close()
+	w.topic("orders", 4)
+	stop := make(chan struct{})
+	var load sync.WaitGroup
+	load.Go(func() {
+		for p := uint16(0); ; p = (p + 1) % 4 {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if _, err := w.produce("orders", p, batch(t, 1, 100)); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	one := func(name string) error {
+		if _, err := w.broker.CreateTopic(as("a"), &wire.CreateTopicRequest{Topic: name, Partitions: 4}); err != nil {
+			return err
+		}
+		for _, group := range []string{"g0", name} {
+			if _, err := w.broker.Subscribe(as("a"), &wire.SubscribeRequest{Topic: name, Group: group, Start: wire.StartBeginning}); err != nil {
+				return err
+			}
+			parked := w.startFetch(as("b"), wire.FetchRequest{Topic: name, Group: group, Partitions: []uint32{3}, WaitMs: 30_000})
+			defer func() { <-parked }()
+		}
+		for p := range uint16(3) {
+			if _, err := w.produce(name, p, batch(t, 4, 100)); err != nil {
+				return err
+			}
+		}
+		f := w.fetch("a", wire.FetchRequest{Topic: name, Group: "g0", MessagesMax: 2})
+		r := ackAll(f)
+		r.Topic, r.Group = name, "g0"
+		if a := <-w.startAck("a", r); f.err != nil || a.err != nil {
+			return fmt.Errorf("%v, %v", f.err, a.err)
+		}
+		_, err := w.broker.DeleteTopic(as("a"), &wire.DeleteTopicRequest{Topic: name})
+		return err
+	}
+	round := func(topics int) (heap uint64) {
+		var next atomic.Int64
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				for i := next.Add(1); i <= int64(topics); i = next.Add(1) {
+					if err := one(fmt.Sprint("t", i)); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		if err := w.store.Checkpoint(); err != nil {
+			t.Error(err)
+		}
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	topics := 300
+	if raceEnabled {
+		topics = 60
+	}
+	round(topics)
+	close(stop)
+	load.Wait()
+	goroutines, before := runtime.NumGoroutine(), round(1)
+	after := round(topics)
+	if perTopic := (int(after) - int(before)) / topics; perTopic > 300 {
+		t.Errorf("heap of %d bytes became %d, %d a topic", before, after, perTopic)
+	}
+	if n := runtime.NumGoroutine(); n > goroutines+2 {
+		t.Errorf("%d goroutines became %d", goroutines, n)
+	}
+	if n := w.broker.Metrics().Dispatch.Queues; n != 0 {
+		t.Errorf("%d queues", n)
 	}
 }
