@@ -53,7 +53,7 @@ type partition struct {
 	floor      index.Index // the lowest that a group which counts has not consumed; end when nobody has to
 	consumed   bool        // some group counts: what is below floor was consumed, not only kept for nobody
 	oldest     int64       // stored time of first; of an empty partition that of nothing
-	bytes      int64
+	bytes      int64       // 0 where no limit asks for it
 }
 
 // seeker answers what a decision needs beyond that; store.Store does.

@@ -44,6 +44,35 @@ func TestAge(t *testing.T) {
 	})
 }
 
+// A topic keeps what its size allows, and of that what its slowest group has not consumed.
+func TestSize(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, 1000)
+		b.o.Bytes = 1000
+		small := b.store.create("small", 2, store.Settings{})
+		large := b.store.create("large", 1, store.Settings{RetentionBytes: 5000})
+		all := b.store.create("all", 1, store.Settings{RetentionBytes: -1})
+		b.groups.set(large, "slow", time.Now(), 40)
+		b.start()
+		defer b.keeper.Close()
+		for i := range 100 {
+			b.store.produce(small, i%2, 100, time.Now())
+			b.store.produce(large, 0, 100, time.Now())
+			b.store.produce(all, 0, 100, time.Now())
+		}
+		b.minute()
+		b.want(small, 45, 45)
+		b.want(large, 40)
+		b.want(all, 0)
+		b.groups.set(large, "slow", time.Now(), 100)
+		b.minute()
+		b.want(large, 50)
+		if m := b.keeper.Metrics(); m.TrimmedSize != 140 {
+			t.Errorf("%+v", m)
+		}
+	})
+}
+
 // A group that was not seen for long is told once and then ignored, but not right after a start, not while its topic is paused, and
 // not any more when it comes back.
 func TestAbandonedGroups(t *testing.T) {

@@ -80,6 +80,15 @@ func (k *Keeper) trimAll(ctx context.Context) error {
 		if before <= 0 {
 			l.age = 0
 		}
+		for i := range v.ps {
+			if l.bytes > 0 && err == nil { // else nobody asks
+				v.ps[i].bytes, err = k.o.Store.Bytes(partitionOf(&t, i))
+			}
+		}
+		if err != nil {
+			errs = appendFirst(errs, err)
+			continue
+		}
 		trims, err := decide(t, v.ps, l, before, k.o.Store)
 		if err = errors.Join(err, k.apply(&v, trims)); err != nil {
 			errs = appendFirst(errs, err)
@@ -171,7 +180,7 @@ func firstStep(u *store.Usage, need, wall int64) time.Duration {
 	return max(earlyStepMin, time.Duration(float64(max(0, wall-u.Oldest))*min(1, share)))
 }
 
-// deletable reports whether something that keeps the oldest segment may go early; also when nothing does.
+// deletable reports whether something that keeps the oldest segment may go early.
 func deletable(u *store.Usage, views []topicView) bool {
 	// A hold without which so much could go begins in the oldest segment.
 	all := int64(u.End - u.Begin)
@@ -188,7 +197,7 @@ func deletable(u *store.Usage, views []topicView) bool {
 			return true
 		}
 	}
-	return len(u.Holds) == 0
+	return false
 }
 
 // viewAll reads all topics, by id.
@@ -238,9 +247,6 @@ func (k *Keeper) view(t store.Topic, wall time.Time, pass uint64) (v topicView, 
 		}
 		if p.first == p.end {
 			continue
-		}
-		if p.bytes, err = k.o.Store.Bytes(part); err != nil {
-			return v, nil, err
 		}
 		if p.floor <= p.first && !t.Settings.DiscardUnconsumed {
 			continue // nothing can go: its time is not needed
