@@ -306,7 +306,7 @@ func TestHoles(t *testing.T) {
 	}
 	holes := 100_000
 	if raceEnabled {
-		holes = 20_000
+		holes = 40_000
 	}
 	for range 2 * holes / 1000 {
 		if _, err := w.produce("orders", 0, batch(t, 1000, 0)); err != nil {
@@ -352,7 +352,8 @@ func TestHoles(t *testing.T) {
 		runtime.ReadMemStats(&before)
 		err := ask()
 		runtime.ReadMemStats(&after)
-		if n := after.TotalAlloc - before.TotalAlloc; err != nil || n > 64<<10 {
+		// A copy of the ranges would take 16 bytes each; what the store does meanwhile is counted too.
+		if n := after.TotalAlloc - before.TotalAlloc; err != nil || n > uint64(8*holes) {
 			t.Errorf("%s: %d bytes, %v", name, n, err)
 		}
 	}
