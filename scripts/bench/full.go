@@ -403,7 +403,7 @@ func (f *full) device(ctx context.Context, row string) error {
 		after, err := s.writeBytes()
 		return float64(after-before) / (float64(r.Messages) * body), err
 	}
-	recycled, err := f.startServer(ctx, "recycled", "--broker.journal.segmentBytesMax", segment, "--broker.store.bytesMax", strconv.FormatInt(keep, 10), "--broker.retention.every", "200ms")
+	recycled, err := f.startServer(ctx, "recycled", "--broker.journal.segmentBytesMax", segment, "--broker.retention.bytes", strconv.FormatInt(keep/2, 10), "--broker.retention.every", "200ms")
 	if err != nil {
 		return err
 	}
