@@ -1,6 +1,8 @@
 package main
 
 import (
+	"encoding/json"
+	"fmt"
 	"net"
 	"reflect"
 	"runtime"
@@ -9,6 +11,8 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/jmqio/jmq/server/servertest"
 )
 
 // TestLatencyBuckets shows that each call is in the one bucket that its time belongs to.
@@ -43,6 +47,9 @@ func TestBenchFlags(t *testing.T) {
 		"--connections":    func(o *benchOptions) { o.connections = 0 },
 		"--time":           func(o *benchOptions) { o.duration = 0 },
 		"--warm-up":        func(o *benchOptions) { o.warmUp = -1 },
+		"--topics":         func(o *benchOptions) { o.topics = 30_000 },
+		"--messages":       func(o *benchOptions) { o.messages = -1 },
+		"--async":          func(o *benchOptions) { o.async, o.batch = true, 2 },
 		"--batch x --size": func(o *benchOptions) { o.batch, o.size = 1000, 1<<20 },
 	} {
 		o := good
@@ -50,6 +57,40 @@ func TestBenchFlags(t *testing.T) {
 		if err := o.validate(); err == nil || !strings.Contains(err.Error(), flag) {
 			t.Errorf("%s spoilt: got %v", flag, err)
 		}
+	}
+}
+
+// TestBenchTopics shows that a run with many topics makes each, and sends to every one; that producers who do not wait send what
+// they count; and that a fill stores what it was asked for, for a group.
+func TestBenchTopics(t *testing.T) {
+	server := servertest.Start(t)
+	sh := shell{t, server.Address()}
+	var filled, async benchResult
+	out := sh.ok("", "bench fill --topics 7 --partitions 2 --messages 300 --batch 10 --producers 3 --size 10 -q --json")
+	if err := json.Unmarshal([]byte(out), &filled); err != nil || filled.Messages < 300 {
+		t.Errorf("fill: %v %s", err, out)
+	}
+	stored := uint64(0)
+	for i := range 7 {
+		name := benchTopic
+		if i > 0 {
+			name = fmt.Sprintf("%s-%d", benchTopic, i)
+		}
+		var d topicDescription
+		if out := sh.ok("", "topic describe -o json "+name); json.Unmarshal([]byte(out), &d) != nil || d.Partitions != 2 || d.Messages < 2 {
+			t.Errorf("%s: %s", name, out)
+		}
+		stored += d.Messages
+	}
+	if want := uint64(filled.Messages) + 7; stored != want { // one to each before
+		t.Errorf("%d messages are stored, want %d", stored, want)
+	}
+	if out := sh.ok("", "group ls -o csv"); !strings.Contains(out, "\nbench,bench,") {
+		t.Errorf("the group of the backlog: %s", out)
+	}
+	out = sh.ok("", "bench produce --async --producers 2 --size 10 --time 200ms --warm-up 0s -q --json")
+	if err := json.Unmarshal([]byte(out), &async); err != nil || async.Messages < 100 {
+		t.Errorf("async: %v %s", err, out)
 	}
 }
 
