@@ -537,3 +537,57 @@ func TestIndexRebuild(t *testing.T) {
 	local.fails(exitNotFound, "has no journal", "", "index rebuild", t.TempDir())
 	local.fails(exitUsage, "usage: jmq index rebuild FOLDER", "", "index rebuild")
 }
+
+// A journal with a segment gone and bytes flipped is refused by the broker; a dry run says what a repair would do and changes nothing;
+// the repair does it, once; then the broker starts and what is left is there.
+func TestJournalRepair(t *testing.T) {
+	server := servertest.Start(t)
+	sh := shell{t, server.Address()}
+	sh.ok("", "topic create orders -p 1")
+	sh.ok("", "produce orders -n 4000", strings.Repeat("x", 1000))
+	local := shell{t, ""}
+	folder := server.Folder()
+	local.fails(exitError, "in use; stop its broker first", "", "journal repair", folder)
+	server.Stop()
+	if out := local.ok("", "journal repair", folder); !strings.Contains(out, "nothing to repair") {
+		t.Errorf("of a whole journal: %s", out)
+	}
+	segments, err := filepath.Glob(filepath.Join(folder, "journal", "0*.journal"))
+	if err != nil || len(segments) < 4 {
+		t.Fatalf("segments: %v, %v", segments, err)
+	}
+	if err := os.Remove(segments[2]); err != nil {
+		t.Fatal(err)
+	}
+	content, err := os.ReadFile(segments[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	content[20_000]++
+	if err := os.WriteFile(segments[0], content, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if code, out, errs := local.run("", "journal verify", folder); code != exitError || !strings.Contains(out, "DAMAGED") || strings.Count(errs, "\n") != 1 {
+		t.Errorf("verify: exit %d %s%s", code, out, errs)
+	}
+	var dry, done repairResult
+	if out := local.ok("", "journal repair --dry-run -o json", folder); json.Unmarshal([]byte(out), &dry) != nil || !dry.DryRun || len(dry.Missing) != 1 || len(dry.Lost) == 0 {
+		t.Fatalf("dry run: %s", out)
+	}
+	local.fails(exitUsage, "say --yes", "", "journal repair", folder)
+	if out := local.ok("", "journal repair --yes -o json", folder); json.Unmarshal([]byte(out), &done) != nil || done.DryRun {
+		t.Fatalf("repair: %s", out)
+	}
+	if dry.DryRun = false; fmt.Sprint(dry) != fmt.Sprint(done) {
+		t.Errorf("it did %+v, and had said %+v", done, dry)
+	}
+	if out := local.ok("", "journal repair --yes", folder); !strings.Contains(out, "nothing to repair") {
+		t.Errorf("of a repaired journal: %s", out)
+	}
+	if out := local.ok("", "journal verify", folder); !strings.Contains(out, "ranges were lost to damage before") || !strings.Contains(out, "whole") {
+		t.Errorf("verify of a repaired journal: %s", out)
+	}
+	if out := local.ok("", "journal dump --kind lost", folder); !strings.Contains(out, "bytes were lost to damage here") {
+		t.Errorf("dump of a repaired journal: %s", out)
+	}
+}

@@ -38,7 +38,7 @@ folder must be stopped. Exit code 1 when there is damage.`,
 	folders.flags(verify.Flags())
 	verify.Flags().BoolVarP(&quiet, "quiet", "q", false, "no progress")
 	j := &cobra.Command{Use: "journal", Short: "Look into a stopped broker's journal"}
-	j.AddCommand(verify, journalDumpCommand())
+	j.AddCommand(verify, journalDumpCommand(), journalRepairCommand())
 	return j
 }
 
