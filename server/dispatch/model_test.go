@@ -158,9 +158,13 @@ func (d *Dispatcher) invariants() error {
 type modelFetch struct {
 	Fetch
 	got chan struct{}
+	at  time.Time // when it was told
 }
 
-func (f *modelFetch) Granted(*Fetch) { close(f.got) }
+func (f *modelFetch) Granted(*Fetch) {
+	f.at = time.Now()
+	close(f.got)
+}
 
 // model knows of each message how it ended, how many of its leases ran out, and who may have it.
 type model struct {
@@ -238,6 +242,16 @@ func (m *model) inFlight(p uint16, who *memberName) (n uint64) {
 	return n
 }
 
+// free reports whether a partition has something that nobody has.
+func (m *model) free(p uint16) bool {
+	for i := range m.ends[p] {
+		if !m.ended[p][i] && m.holder(p, i) == nil {
+			return true
+		}
+	}
+	return false
+}
+
 type memberName struct {
 	Client
 	member uint32
@@ -260,6 +274,9 @@ func (m *model) active() map[memberName]bool {
 // granted judges a lease that was just given. alone: nothing else happened since the step before, so that all is known.
 func (m *model) granted(f *modelFetch, alone bool) {
 	l := &modelLease{Lease: f.Lease, client: f.Client, member: f.Member, until: time.Now().Add(time.Minute)}
+	if !f.at.IsZero() {
+		l.until = f.at.Add(time.Minute)
+	}
 	p := l.Partition
 	if l.Len() == 0 || l.To > m.ends[p] || l.Generation != 1+m.s.moves || l.Len() > uint64(f.Max) {
 		m.fail("%v of generation %d was given of partition %d, which ends at %d with %d; %d were asked for", l.Range, l.Generation, p, m.ends[p], 1+m.s.moves, f.Max)
@@ -328,11 +345,23 @@ func (m *model) settle(ranOut bool, before map[memberName]bool, had map[memberNa
 	if err := m.d.invariants(); err != nil {
 		m.fail("%w", err)
 	}
+	after := m.active()
+	window := uint64(m.s.policy.Window)
+	for _, f := range m.parked {
+		for p := range uint16(modelPartitions) {
+			n, own := m.inFlight(p, nil), m.inFlight(p, &memberName{f.Client, f.Member})
+			room := n == 0 || m.s.policy.Parallel && n < window && (len(after) == 1 || own < max(window/2, 1))
+			m.d.mu.Lock()
+			unread := m.d.mu.queues[m.q].partitions[p].paused
+			m.d.mu.Unlock()
+			if accepts := len(f.Only) == 0 || f.Only[0] == p; accepts && room && !m.paused && !unread && m.free(p) {
+				m.fail("a fetch of %v#%d waits for partition %d, %d are in flight, %d with it", f.Client, f.Member, p, n, own)
+			}
+		}
+	}
 	if !m.s.policy.Parallel || before == nil {
 		return
 	}
-	window := uint64(m.s.policy.Window)
-	after := m.active()
 	for p := range uint16(modelPartitions) {
 		all := uint64(0)
 		for who := range after {
