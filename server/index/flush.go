@@ -2,6 +2,7 @@ package index
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/jmqio/jmq/server/planted"
@@ -219,10 +220,13 @@ type State struct {
 
 // Snapshot calls runs once with the runs and what they cover, then each with every partition, one after the other: what was
 // there of records below a position. All of these must have been appended. Appends go on meanwhile. A state is valid only
-// during the call. ErrMoved: Flush(position) comes first.
+// during the call. ErrMoved: Flush(position) comes first. A position below what runs cover is an error.
 func (s *Set) Snapshot(position uint64, runs func(covered uint64, list []RunID) error, each func(*State) error) error {
 	s.work.Lock()
 	defer s.work.Unlock()
+	if position < s.covered {
+		return fmt.Errorf("index: snapshot at position %d, below what runs cover, %d", position, s.covered)
+	}
 	if err := runs(s.covered, s.runsLocked()); err != nil {
 		return err
 	}

@@ -167,8 +167,14 @@ func appendHeader(b []byte, storeID [16]byte, id RunID) []byte {
 	copy(h[16:], storeID[:])
 	binary.LittleEndian.PutUint64(h[32:], id.From)
 	binary.LittleEndian.PutUint64(h[40:], id.To)
-	binary.LittleEndian.PutUint32(h[60:], crc32.Checksum(h[:60], castagnoli))
+	sumHeader(h)
 	return b
+}
+
+// sumHeader puts the checksum into a header.
+func sumHeader(h []byte) []byte {
+	binary.LittleEndian.PutUint32(h[60:], crc32.Checksum(h[:60], castagnoli))
+	return h
 }
 
 func (w *runWriter) write() error {
