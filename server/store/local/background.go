@@ -23,6 +23,8 @@ type background struct {
 	buf    []byte // for checkpoints
 	trims  uint64 // Store.trims when the newest checkpoint was begun
 	closed bool   // the folder may be another's
+	// rebuilt: runs were rebuilt since the newest checkpoint, which may name others.
+	rebuilt bool
 	// named are the runs of the last checkpoints, as long as all that were written since the start succeeded. What two of them do not
 	// name is named by none that is kept.
 	named [][]index.RunID
@@ -204,7 +206,7 @@ func (s *Store) checkpoint() error {
 	dropped := s.takeDroppedLocked()
 	states := b.buf[:0]
 	b.mu.Lock()
-	same := h.Position == b.mu.position && trims == b.trims
+	same := h.Position == b.mu.position && trims == b.trims && !b.rebuilt
 	b.mu.Unlock()
 	if err == nil && !same {
 		for _, t := range s.tables {
@@ -253,7 +255,7 @@ func (s *Store) checkpoint() error {
 	s.apply.Lock()
 	s.apply.since -= since
 	s.apply.Unlock()
-	b.trims = trims
+	b.trims, b.rebuilt = trims, false
 	b.mu.Lock()
 	again := h.Position == b.mu.position // it has replaced the newest
 	if !again {
@@ -336,6 +338,7 @@ func (s *Store) rebuild(runs []index.RunID) error {
 			return err
 		}
 	}
+	s.background.rebuilt = true
 	return build.Finish()
 }
 
