@@ -17,7 +17,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -138,7 +137,8 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	offsets := offset.NewTable()
 	s.broker = broker.New(broker.Options{
 		Offsets: offsets, BrokerGroup: b.BrokerGroup, AckTimeout: b.Dispatch.AckTimeout, Grace: graceOf(b.Dispatch.DisconnectGrace),
-		Flush: flusher.Flush, Logger: s.log, Now: s.config.Now, AbandonedAfter: abandonedAfterOf(b.Retention.AbandonedAfter),
+		Flush: flusher.Flush, Logger: s.log, Now: s.config.Now,
+		Abandoned: func(g offset.GroupID, t offset.Topic) bool { k := keeper.Load(); return k != nil && k.Abandoned(g, t) },
 		Retention: store.Settings{RetentionAge: b.Retention.Age, RetentionBytes: b.Retention.Bytes},
 		Usage: func(ctx context.Context, r *wire.StoreUsageRequest) (*wire.StoreUsageResponse, error) {
 			return keeper.Load().Usage(ctx, r)
@@ -213,14 +213,6 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	<-served
 	metrics.serve(nil, nil, nil, nil)
 	return err
-}
-
-// abandonedAfterOf turns the configuration's 0, never, into the broker's word for it.
-func abandonedAfterOf(d time.Duration) time.Duration {
-	if d == 0 {
-		return math.MaxInt64
-	}
-	return d
 }
 
 // graceOf turns the configuration's 0, no grace, into the broker's word for it.

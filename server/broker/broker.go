@@ -39,8 +39,8 @@ type Options struct {
 	RowsMax int
 	// Retention is what topics without an age or size of their own have, as far as it is told to people. 0 in it: no limit.
 	Retention store.Settings
-	// AbandonedAfter is how long a group does nothing until it holds no messages any more, as far as it is told. 0: 30 days.
-	AbandonedAfter time.Duration
+	// Abandoned says whether a group was not seen on a topic for so long that it keeps no messages from going any more. nil: none was.
+	Abandoned func(offset.GroupID, offset.Topic) bool
 	// Usage answers StoreUsage. nil: that cannot be asked.
 	Usage func(context.Context, *wire.StoreUsageRequest) (*wire.StoreUsageResponse, error)
 	// Now is the wall clock, for what is told to people. nil: time.Now.
@@ -67,8 +67,8 @@ func (o Options) withDefaults() Options {
 	if o.RowsMax == 0 {
 		o.RowsMax = 2 << 20
 	}
-	if o.AbandonedAfter == 0 {
-		o.AbandonedAfter = 30 * 24 * time.Hour
+	if o.Abandoned == nil {
+		o.Abandoned = func(offset.GroupID, offset.Topic) bool { return false }
 	}
 	if o.Now == nil {
 		o.Now = time.Now

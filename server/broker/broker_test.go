@@ -285,7 +285,11 @@ func (st *stage) do(c script.Command) {
 			return
 		}
 		st.world = &world{t: c.T, fs: journaltest.New(nil), wrap: func(s store.Store) store.Store { return gapped{s, &st.lost} }}
-		st.o = Options{AbandonedAfter: 24 * time.Hour, BrokerGroup: "here", WaitersMax: c.Int("waiters", 0), SubscriptionsMax: c.Int("subscriptions", 0),
+		abandoned := func(g offset.GroupID, t offset.Topic) bool {
+			at := st.broker.Active(g, t)
+			return at > 0 && time.Now().UnixNano()-at > int64(24*time.Hour)
+		}
+		st.o = Options{Abandoned: abandoned, BrokerGroup: "here", WaitersMax: c.Int("waiters", 0), SubscriptionsMax: c.Int("subscriptions", 0),
 			TopicsMax: c.Int("topics", 0), AllPartitionsMax: c.Int("partitions", 0), RowsMax: c.Int("rows", 0)}
 		st.world.open()
 	case "close":

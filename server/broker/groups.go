@@ -80,7 +80,7 @@ func (b *Broker) summary(t *store.Topic, g offset.NamedGroup) (*wire.GroupSummar
 	use := b.dispatch.Use(dispatch.Queue{Group: g.ID, Topic: key})
 	row := &wire.GroupSummary{Topic: t.Name, Group: g.Name, Policy: policyMessage(policy), Partitions: t.Partitions,
 		Leased: use.Leased, Members: uint32(use.Members), Waiting: uint32(use.Waiting), ActiveNs: b.active(g.ID, key, &use)}
-	row.Abandoned = row.ActiveNs > 0 && b.o.Now().UnixNano()-row.ActiveNs > int64(b.o.AbandonedAfter)
+	row.Abandoned = b.o.Abandoned(g.ID, key)
 	if moved, ok := b.o.Offsets.LastMove(g.ID, key); ok {
 		row.LastReset = &wire.GroupReset{TimeNs: moved.Time, Who: moved.Who, Reason: moved.Why}
 	}
