@@ -104,6 +104,80 @@ noop flags 0 epoch 3.1 [136,176) durable 136 stored 1700000000000000005 ""
 	}
 }
 
+// TestFileOperationsInDepth is TestFileOperations for recycling, footers, damage and the reserve.
+func TestFileOperationsInDepth(t *testing.T) {
+	var out strings.Builder
+	fs := journaltest.New(nil)
+	step := func(name string) {
+		synctest.Wait()
+		fmt.Fprintf(&out, "# %s\n", name)
+		for _, op := range fs.TakeOps() {
+			if !strings.Contains(op.Path, fillingSuffix) {
+				fmt.Fprintln(&out, strings.ReplaceAll(op.String(), testDir+"/", ""))
+			}
+		}
+		out.WriteByte('\n')
+	}
+	synctest.Test(t, func(t *testing.T) {
+		s := sender{j: mustOpen(t, testOptions(fs))}
+		recycling(t, &s, 3)
+		for s.j.End()+3000 < s.j.mu.limit {
+			s.mustSend(t, 2000)
+		}
+		synctest.Wait()
+		fs.TakeOps()
+		s.mustSend(t, 5000)
+		step("append to the next segment, a recycled one")
+		l := *s.j.list.Load()
+		if l[len(l)-1].flags&flagRecycled == 0 {
+			t.Error("it is not recycled")
+		}
+		if err := s.j.WriteFooter(l[0].base, []byte("what is in it")); err != nil {
+			t.Fatal(err)
+		}
+		step("write a footer")
+		if err := s.j.Trim(l[1].base); err != nil {
+			t.Fatal(err)
+		}
+		step("trim one segment")
+		sealed := l[1].base
+		m, err := readAll(s.j, sealed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		damage(t, fs.Mem(), s.j, m.records[3].Position, 10)
+		if _, err := s.j.Heal(m.records[3].Position); err != nil {
+			t.Fatal(err)
+		}
+		step("heal one record")
+		for s.j.End()+6000 < s.j.mu.limit {
+			s.mustSend(t, 5000)
+		}
+		synctest.Wait()
+		fs.SetLimit(1)
+		for s.send(5000) == nil {
+		}
+		synctest.Wait()
+		fs.TakeOps()
+		fs.SetBefore(nil)
+		if err := control(s.j, 5000); err != nil {
+			t.Fatal(err)
+		}
+		step("a control record, when no segment can be made")
+		fs.SetLimit(0)
+		mustClose(t, s.j)
+		fs.TakeOps()
+		files := journaltest.Files(fs, testDir)
+		files[segmentName(sealed)][headerCopyBytes+20] ^= 1
+		files[segmentName(sealed)][headerBlockBytes+9] ^= 1
+		fs = journaltest.New(journaltest.Disk(testDir, files))
+		s.j = mustOpen(t, testOptions(fs))
+		step("open with a damaged header and a damaged record")
+		mustClose(t, s.j)
+	})
+	golden(t, "operations_depth.txt", out.String())
+}
+
 // TestFileOperations holds the calls that change files to testdata/operations.txt: what is written, synced, named and synced again
 // before anybody is answered. The preparer's are apart, because they happen meanwhile.
 func TestFileOperations(t *testing.T) {

@@ -96,7 +96,7 @@ func TestEveryByte(t *testing.T) {
 			first, last := names[0], names[2]
 			step := 1
 			if raceEnabled {
-				step = 23
+				step = 61
 			}
 			flips, holes, torn, headers, footers := 0, 0, 0, 0, 0
 			for name, content := range good {
@@ -170,7 +170,7 @@ func TestEveryByte(t *testing.T) {
 				}
 			}
 			t.Logf("%d flips: %d holes, %d torn tails, %d headers, %d footers", flips, holes, torn, headers, footers)
-			if holes == 0 || headers == 0 || footers == 0 || (torn > 0) == closed {
+			if !raceEnabled && (holes == 0 || headers == 0 || footers == 0 || (torn > 0) == closed) {
 				t.Error("not every kind of damage was made")
 			}
 		})

@@ -594,7 +594,7 @@ func (j *Journal) recover() (last Epoch, err error) {
 		j.current = l[len(l)-1]
 		last, end = s.last, s.end
 		j.setLimitLocked(j.current)
-		if j.current.flags&flagReserve != 0 && found.reserve == nil {
+		if j.current.flags&flagReserve != 0 && found.reserve == nil && o.ReserveBytes > 0 {
 			j.mu.reserved, j.mu.reservedFrom = true, j.current.base
 		}
 	}

@@ -169,9 +169,11 @@ func repairFolder(fsys vfs.FS, dir string, o RepairOptions, r *RepairReport) err
 		return nil
 	}
 	if rest := (Hole{s.end, min(lost.To, last.limit())}); rest.To-rest.From >= recordHeaderBytes { // else the last segment has no room for a record
+		known := len(r.Lost)
 		if err := s.heal(last, rest, false, s.last, ""); err != nil {
 			return err
 		}
+		r.Lost = r.Lost[:known] // it is part of what is missing
 		lost.From = rest.To
 	}
 	if lost.To-lost.From == 0 {
