@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -249,5 +250,169 @@ func TestAsyncAtBroker(t *testing.T) {
 		if n == goroutines*each {
 			break
 		}
+	}
+}
+
+// A group that is moved back while it works gets its messages again and comes to the end; a pause in between loses nothing.
+func TestSeekUnderRun(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	cl := dial(t)
+	if err := cl.CreateTopic(ctx, "orders", 2); err != nil {
+		t.Fatal(err)
+	}
+	p := must[*client.Producer](t)(cl.Producer("orders"))
+	const n = 400
+	for range n {
+		p.SendAsync(ctx, &client.Message{}, nil)
+	}
+	if err := p.Flush(ctx); err != nil {
+		t.Fatal(err)
+	}
+	k := must[*client.Consumer](t)(cl.Consumer("orders", client.Start(client.FromBeginning), client.Concurrency(2), client.PollWait(time.Second)))
+	var mu sync.Mutex
+	handled, since := 0, map[string]bool{} // since: ids, from the last seek on
+	half := make(chan struct{})
+	all := make(chan struct{})
+	moved := false
+	ended := make(chan error)
+	go func() {
+		ended <- k.Run(ctx, func(ctx context.Context, d *client.Delivery) error {
+			mu.Lock()
+			defer mu.Unlock()
+			since[d.ID] = true
+			if handled++; handled == n/2 {
+				close(half)
+			}
+			if moved && len(since) == n {
+				close(all)
+				moved = false
+			}
+			return nil
+		})
+	}()
+	<-half
+	k.Pause()
+	mu.Lock()
+	clear(since)
+	moved = true
+	mu.Unlock()
+	seeks := must[[]client.PartitionSeek](t)(k.Seek(ctx, client.Seek{To: client.SeekStart, Reason: "once more"}))
+	if len(seeks) != 2 || seeks[0].To != 0 || seeks[1].To != 0 || seeks[0].LagTo+seeks[1].LagTo != n {
+		t.Errorf("%+v", seeks)
+	}
+	k.Resume()
+	<-all
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	for _, l := range must[[]client.PartitionLag](t)(k.Lag(context.Background())) {
+		if l.Lag != 0 || l.Leased != 0 || l.Generation == 0 {
+			t.Errorf("%+v", l)
+		}
+	}
+}
+
+// Handlers of a parallel group work on one partition at the same time, each message is handled once, and one that hangs holds up
+// no others.
+func TestParallelRun(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	cl := dial(t)
+	if err := cl.CreateTopic(ctx, "orders", 1); err != nil {
+		t.Fatal(err)
+	}
+	p := must[*client.Producer](t)(cl.Producer("orders"))
+	const n = 300
+	for range n {
+		p.SendAsync(ctx, &client.Message{}, nil)
+	}
+	if err := p.Flush(ctx); err != nil {
+		t.Fatal(err)
+	}
+	k := must[*client.Consumer](t)(cl.Consumer("orders", client.Start(client.FromBeginning), client.Concurrency(4), client.Parallel(100), client.Batch(5),
+		client.PollWait(time.Second)))
+	var mu sync.Mutex
+	got := map[uint64]int{}
+	others := make(chan struct{})
+	if err := k.Run(ctx, func(ctx context.Context, d *client.Delivery) error {
+		mu.Lock()
+		got[d.Index]++
+		count := len(got)
+		mu.Unlock()
+		if d.Index == 0 {
+			<-others
+			cancel()
+			return nil
+		}
+		if count == n-4 { // all but what is leased with the one that hangs
+			close(others)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for index, times := range got {
+		if times != 1 {
+			t.Errorf("message %d came %d times", index, times)
+		}
+	}
+	lags := must[[]client.PartitionLag](t)(k.Lag(context.Background()))
+	if len(lags) != 1 || lags[0].Lag != 4 || lags[0].Leased != 0 {
+		t.Errorf("%+v", lags)
+	}
+}
+
+// ExtendLeases holds a message for a handler that needs longer than the ack timeout; without it the message comes again, as the
+// second attempt.
+func TestExtendLeasesAtBroker(t *testing.T) {
+	s := servertest.Start(t, func(c *server.Config) { c.Broker.Dispatch.AckTimeout = 1500 * time.Millisecond })
+	s.CreateTopic("orders", 1)
+	ctx := t.Context()
+	cl := must[*client.Client](t)(client.Dial(ctx, s.Address()))
+	t.Cleanup(func() {
+		if err := cl.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	p := must[*client.Producer](t)(cl.Producer("orders"))
+	must[client.Receipt](t)(p.Send(ctx, &client.Message{}))
+	for _, extend := range []bool{true, false} {
+		t.Run(fmt.Sprint("extend=", extend), func(t *testing.T) {
+			t.Parallel()
+			opts := []client.ConsumerOption{client.Group(fmt.Sprint("group-", extend)), client.Start(client.FromBeginning), client.PollWait(time.Second)}
+			if extend {
+				opts = append(opts, client.ExtendLeases(time.Minute))
+			}
+			k, err := cl.Consumer("orders", opts...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			run, cancel := context.WithCancel(ctx)
+			defer cancel()
+			var attempts []int
+			if err := k.Run(run, func(ctx context.Context, d *client.Delivery) error {
+				attempts = append(attempts, d.Attempt)
+				if d.Attempt == 2 {
+					cancel()
+					return nil
+				}
+				<-time.After(3 * time.Second) // twice the ack timeout
+				if extend {
+					cancel()
+				}
+				return ctx.Err()
+			}); err != nil {
+				t.Fatal(err)
+			}
+			want := []int{1}
+			if !extend {
+				want = []int{1, 2}
+			}
+			if !slices.Equal(attempts, want) {
+				t.Errorf("attempts %v, want %v", attempts, want)
+			}
+		})
 	}
 }
