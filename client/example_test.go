@@ -342,3 +342,163 @@ func ExampleConsumer_Pause() {
 	// paused: 0
 	// resumed: 1
 }
+
+// A group is moved back, after a look at what that would do.
+func ExampleConsumer_Seek() {
+	ctx := context.Background()
+	cl, err := client.Dial(ctx, devBroker(), client.WithApp("billing"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cl.Close(ctx)
+	if err := cl.CreateTopic(ctx, "invoices", 1); err != nil {
+		log.Fatal(err)
+	}
+	p, err := cl.Producer("invoices")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 3 {
+		if _, err := p.Send(ctx, &client.Message{}); err != nil {
+			log.Fatal(err)
+		}
+	}
+	c, err := cl.Consumer("invoices") // a new group stands at the end
+	if err != nil {
+		log.Fatal(err)
+	}
+	back := client.Seek{To: client.SeekShift, Shift: -2, Reason: "billed wrongly", DryRun: true}
+	for {
+		moves, err := c.Seek(ctx, back)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(moves[0].From, "to", moves[0].To)
+		if !back.DryRun {
+			break
+		}
+		back.DryRun = false
+	}
+	lags, err := c.Lag(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("lag", lags[0].Lag)
+	// Output:
+	// 3 to 1
+	// 3 to 1
+	// lag 2
+}
+
+// In a parallel group what follows a message does not wait for its end.
+func ExampleParallel() {
+	ctx := context.Background()
+	cl, err := client.Dial(ctx, devBroker(), client.WithApp("mailer"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cl.Close(ctx)
+	if err := cl.CreateTopic(ctx, "mails", 1); err != nil {
+		log.Fatal(err)
+	}
+	p, err := cl.Producer("mails")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 2 {
+		if _, err := p.Send(ctx, &client.Message{}); err != nil {
+			log.Fatal(err)
+		}
+	}
+	c, err := cl.Consumer("mails", client.Start(client.FromBeginning), client.Parallel(100))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 2 {
+		ds, err := c.Fetch(ctx, 1)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(ds[0].Index, ds[0].Attempt)
+		defer ds[0].Ack(ctx)
+	}
+	// Output:
+	// 0 1
+	// 1 1
+}
+
+// A handler that finds out that it will need longer asks for time.
+func ExampleDelivery_Extend() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	cl, err := client.Dial(ctx, devBroker(), client.WithApp("video"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cl.Close(context.Background())
+	if err := cl.CreateTopic(ctx, "films", 1); err != nil {
+		log.Fatal(err)
+	}
+	p, err := cl.Producer("films")
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := p.Send(ctx, &client.Message{Body: []byte("a long one")}); err != nil {
+		log.Fatal(err)
+	}
+	c, err := cl.Consumer("films", client.Start(client.FromBeginning), client.OnGap(func(g client.Gap) {
+		log.Printf("messages %d to %d of partition %d are lost: %v", g.From, g.To, g.Partition, g.Reason)
+	}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = c.Run(ctx, func(ctx context.Context, d *client.Delivery) error {
+		if err := d.Extend(ctx, time.Hour); err != nil {
+			return err // others have it by now
+		}
+		fmt.Println(time.Until(d.Deadline) > 50*time.Minute)
+		cancel()
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output: true
+}
+
+// A topic is made with settings, altered, read without a group, and deleted.
+func ExampleClient_AlterTopic() {
+	ctx := context.Background()
+	cl, err := client.Dial(ctx, devBroker())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cl.Close(ctx)
+	if err := cl.CreateTopic(ctx, "audit", 2, client.Retention(30*24*time.Hour)); err != nil {
+		log.Fatal(err)
+	}
+	topic, err := cl.AlterTopic(ctx, "audit", "more load", client.Partitions(4), client.RetentionBytes(1<<30))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(topic.Partitions, topic.Settings.Retention, topic.Settings.RetentionBytes)
+	p, err := cl.Producer("audit")
+	if err != nil {
+		log.Fatal(err)
+	}
+	r, err := p.Send(ctx, &client.Message{Body: []byte("someone did something")})
+	if err != nil {
+		log.Fatal(err)
+	}
+	got, err := cl.Peek(ctx, "audit", client.Peek{Partition: r.Partition, Index: r.Index})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s\n", got.Messages[0].Body)
+	if err := cl.DeleteTopic(ctx, "audit", "of no use"); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// 4 720h0m0s 1073741824
+	// someone did something
+}

@@ -47,7 +47,7 @@ func TestTopicLife(t *testing.T) {
 	if err := cl.CreateTopic(ctx, "orders", 2, client.Retention(time.Hour), client.RetentionBytes(1<<30)); err != nil {
 		t.Fatal(err)
 	}
-	p := must[*client.Producer](t)(cl.Producer("orders", client.Timeout(300*time.Millisecond)))
+	p := must[*client.Producer](t)(cl.Producer("orders", client.Timeout(2*time.Second)))
 	var receipts []client.Receipt
 	for i := range 3 {
 		receipts = append(receipts, must[client.Receipt](t)(p.Send(ctx, &client.Message{Partition: new(uint16(1)), Key: fmt.Sprint("order-", i), Body: fmt.Append(nil, i)})))
@@ -65,7 +65,7 @@ func TestTopicLife(t *testing.T) {
 		t.Errorf("%+v", topic)
 	}
 	begun := time.Now()
-	if _, err := p.Send(ctx, &client.Message{}); !errors.Is(err, client.ErrPaused) || !errors.Is(err, client.ErrFailed) || time.Since(begun) > time.Second {
+	if _, err := p.Send(ctx, &client.Message{}); !errors.Is(err, client.ErrPaused) || !errors.Is(err, client.ErrFailed) || time.Since(begun) > 3*time.Second {
 		t.Errorf("paused: %v after %v", err, time.Since(begun))
 	}
 	must[client.Topic](t)(cl.AlterTopic(ctx, "orders", "", client.PauseProduce(false)))

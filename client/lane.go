@@ -457,7 +457,12 @@ func (f *flight) ended(err error, reader *link) {
 	now := time.Now()
 	// A partition that is not there is asked for again with a new route, by Send.
 	again := wire.Traits[code].Retry != wire.RetryNever && code != wire.CodePartitionNotFound
-	if !again || now.Add(pause).After(f.deadline) || !f.wanted() {
+	// What is known not to be stored is not made unknown by a last attempt that has hardly any time for its answer.
+	least := time.Duration(0)
+	if f.unknown == 0 {
+		least = f.try() / 4
+	}
+	if !again || now.Add(pause+least).After(f.deadline) || !f.wanted() {
 		f.resolve(wire.ProduceResponse{}, err, reader)
 		return
 	}

@@ -490,6 +490,29 @@ func TestRouteChanges(t *testing.T) {
 	}
 }
 
+// A broker that refuses until the time is over, and takes a moment for each answer: the send has failed. It is not unknown
+// because the last attempt had less time than an answer takes.
+func TestRefusedToTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker()
+		b.topic("orders", 1)
+		b.onProduce = func(_ *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) bool {
+			time.AfterFunc(100*time.Millisecond, func() { done(nil, wire.Errorf(wire.CodePaused, "x")) })
+			return true
+		}
+		c, _ := start(t, b, false)
+		p := producer(t, c)
+		for range 50 { // the pauses between attempts are random
+			begun := time.Now()
+			_, err := p.Send(context.Background(), &Message{})
+			checkOutcome(t, err, false, ErrPaused)
+			if took := time.Since(begun); took < 2*time.Second || took > 3*time.Second {
+				t.Errorf("gave up after %v", took)
+			}
+		}
+	})
+}
+
 // A producer learns of partitions that were added while it sends, in a few seconds, and asks no more than it must. Without a
 // connection it goes on with what it knows.
 func TestRouteIsRefreshed(t *testing.T) {
