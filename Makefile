@@ -52,7 +52,7 @@ test: deps check
 	$(MAKE) build .bin/demo
 	.bin/demo -jmq ./jmq -small
 	$(GO) run ./scripts/bench -smoke
-	$(GO) run ./scripts/bench -full -smoke -rows topics
+	$(GO) run ./scripts/bench -full -smoke
 
 bench: build
 	$(GO) run ./scripts/bench

@@ -30,6 +30,7 @@ type benchOptions struct {
 	warmUp, duration       time.Duration
 	data                   string // folder for the run, removed afterwards
 	address                string // of a broker that runs already; empty: one of our own
+	pid                    int    // of the broker at address, if it is to be measured too; 0: no
 	connections            int
 	json                   bool
 	quiet                  bool
@@ -168,6 +169,7 @@ and removed afterwards, and its CPU and memory are measured too.`,
 	f.DurationVar(&o.warmUp, "warm-up", time.Second, "how long to load before measuring")
 	f.StringVar(&o.data, "data", "", "folder on the disk to measure (default: a temporary folder)")
 	f.StringVarP(&o.address, "address", "a", "", "a running broker (produce, consume, e2e)")
+	f.IntVar(&o.pid, "pid", 0, "process of the broker at --address on this machine, to measure its CPU, memory and writes too")
 	f.BoolVar(&o.json, "json", false, "print one line of JSON")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
 	add := func(name, short string, run func(context.Context, benchOptions) (benchResult, error)) {

@@ -66,7 +66,7 @@ type brokerUnderTest struct {
 
 func startBroker(ctx context.Context, o benchOptions) (*brokerUnderTest, error) {
 	if o.address != "" {
-		return &brokerUnderTest{address: o.address, meter: meter{syncs: func() (int64, error) { return 0, nil }}}, nil
+		return &brokerUnderTest{address: o.address, meter: meter{pid: o.pid, syncs: func() (int64, error) { return 0, nil }}}, nil
 	}
 	p, err := startProcess(ctx, "bench", "serve-broker", "--folder", o.data)
 	if err != nil {

@@ -110,6 +110,9 @@ func (l line) verdict() string {
 }
 
 func runFull(ctx context.Context, binary, out, data, rows string, size fullSize, smoke bool) error {
+	if size.pairs < 1 {
+		return fmt.Errorf("-repeats is %d: give 1 or more", size.pairs)
+	}
 	if _, err := os.Stat(binary); err != nil {
 		return fmt.Errorf("no binary to measure: %w; run make build first", err)
 	}
@@ -223,7 +226,7 @@ func (f *full) add(l line) { f.lines = append(f.lines, l) }
 func (f *full) bench(ctx context.Context, s *server, command string, flags ...string) (result, error) {
 	args := append([]string{"bench", command, "--json", "--quiet", "--data", filepath.Join(f.data, "own")}, flags...)
 	if s != nil {
-		args = append(args, "--address", s.wire)
+		args = append(args, "--address", s.wire, "--pid", strconv.Itoa(s.cmd.Process.Pid))
 	}
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
 	defer cancel()
@@ -278,24 +281,11 @@ func (f *full) pairs(what string, n int, base, got measured) (l line, err error)
 // rate returns a side that produces, and adds up what that cost the server's processor.
 func (f *full) rate(ctx context.Context, s *server, cost *cost, command string, flags ...string) measured {
 	return func() (float64, error) {
-		before, err := s.cpu()
-		if err != nil {
-			return 0, err
-		}
 		r, err := f.bench(ctx, s, command, flags...)
-		if err != nil {
-			return 0, err
+		if err == nil {
+			*cost = append(*cost, r.CPUUsPerMessage)
 		}
-		after, err := s.cpu()
-		if err != nil {
-			return 0, err
-		}
-		// The time includes the warm-up's, so the messages must too: at the same rate.
-		messages := r.MessagesPerSec * (f.size.time + f.size.warmUp).Seconds()
-		if messages > 0 {
-			*cost = append(*cost, float64((after-before).Microseconds())/messages)
-		}
-		return r.MessagesPerSec, nil
+		return r.MessagesPerSec, err
 	}
 }
 
@@ -392,16 +382,8 @@ func (f *full) device(ctx context.Context, row string) error {
 	keep := 16 * f.size.segment
 	measure := func(s *server, what string) (float64, error) {
 		f.step(what)
-		before, err := s.writeBytes()
-		if err != nil {
-			return 0, err
-		}
-		r, err := f.bench(ctx, s, "produce", "--time", (2 * f.size.time).String(), "--warm-up", "0s")
-		if err != nil {
-			return 0, err
-		}
-		after, err := s.writeBytes()
-		return float64(after-before) / (float64(r.Messages) * body), err
+		r, err := f.bench(ctx, s, "produce", f.timed("--time", (2*f.size.time).String())...)
+		return r.WriteBytes / (r.Messages * body), err
 	}
 	recycled, err := f.startServer(ctx, "recycled", "--broker.journal.segmentBytesMax", segment, "--broker.retention.bytes", strconv.FormatInt(keep/2, 10), "--broker.retention.every", "200ms")
 	if err != nil {

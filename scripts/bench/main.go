@@ -35,6 +35,7 @@ type result struct {
 	CPUUsPerMessage float64 `json:"cpuUsPerMessage"`
 	RSSPeakBytes    float64 `json:"rssPeakBytes"`
 	Messages        float64 `json:"messages"`
+	WriteBytes      float64 `json:"writeBytes"` // to the disk
 }
 
 type row struct {
@@ -50,7 +51,7 @@ var rows = []row{
 func main() {
 	binary := flag.String("jmq", "./jmq", "the binary to measure")
 	out := flag.String("out", ".bin/bench", "folder for results.json and the table")
-	repeats := flag.Int("repeats", 3, "interleaved repeats")
+	repeats := flag.Int("repeats", 3, "interleaved repeats; with -full: pairs")
 	duration := flag.Duration("time", 3*time.Second, "measured time of one run")
 	warmUp := flag.Duration("warm-up", time.Second, "load before measuring")
 	only := flag.String("rows", "", "only these rows, by comma: 1x1,64x1")
@@ -68,6 +69,16 @@ func main() {
 		if *smoke {
 			size = fullSmoke
 		}
+		flag.Visit(func(f *flag.Flag) { // what was said wins
+			switch f.Name {
+			case "repeats":
+				size.pairs, size.fewPairs = *repeats, *repeats
+			case "time":
+				size.time = *duration
+			case "warm-up":
+				size.warmUp = *warmUp
+			}
+		})
 		if err := runFull(ctx, *binary, *out, *data, *only, size, *smoke); err != nil {
 			fmt.Fprintln(os.Stderr, "bench:", err)
 			os.Exit(1)

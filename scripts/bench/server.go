@@ -131,31 +131,6 @@ func (s *server) rss() (now, peak int64, err error) {
 	return now << 10, peak << 10, err
 }
 
-// writeBytes is what the process had written to the storage layer.
-func (s *server) writeBytes() (int64, error) { return s.proc("io", "write_bytes:") }
-
-// cpu is what the process used: user and system.
-func (s *server) cpu() (time.Duration, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.cmd.Process.Pid))
-	if err != nil {
-		return 0, err
-	}
-	_, rest, _ := strings.Cut(string(b), ") ")
-	fields := strings.Fields(rest)
-	if len(fields) < 14 {
-		return 0, errors.New("/proc/PID/stat is too short")
-	}
-	ticks := int64(0)
-	for _, f := range fields[11:13] {
-		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			return 0, err
-		}
-		ticks += n
-	}
-	return time.Duration(ticks) * 10 * time.Millisecond, nil // USER_HZ is 100 on every Linux that Go runs on
-}
-
 // openIn counts the files that the process has open below a part of its folder.
 func (s *server) openIn(part string) (int, error) {
 	folder := fmt.Sprintf("/proc/%d/fd", s.cmd.Process.Pid)
