@@ -296,13 +296,13 @@ func (st *stage) do(c script.Command) {
 		st.close()
 	case "crash": // percent=0
 		st.crash(c.Int("percent", 0), 1)
-	case "topic": // name=orders partitions=2
-		r, err := st.broker.CreateTopic(ctx, &wire.CreateTopicRequest{Topic: unquote(c, c.Str("name", "orders")), Partitions: uint32(c.Int("partitions", 2))})
+	case "topic": // name=orders partitions=2, and settings as alter has them
+		r, err := st.broker.CreateTopic(ctx, &wire.CreateTopicRequest{Topic: unquote(c, c.Str("name", "orders")), Partitions: uint32(c.Int("partitions", 2)), Settings: alteration(c, "").Settings})
 		if err != nil {
 			st.say("%v", short(err))
 			return
 		}
-		st.say("topic %s %d.%d partitions %d", r.Topic.Name, r.Topic.Id, r.Topic.Incarnation, r.Topic.Partitions)
+		st.say("%s", topicText(r.Topic))
 	case "topics":
 		r, err := st.broker.ListTopics(ctx, &wire.ListTopicsRequest{})
 		if err != nil {
@@ -310,7 +310,7 @@ func (st *stage) do(c script.Command) {
 			return
 		}
 		for _, t := range r.Topics {
-			st.say("topic %s %d.%d partitions %d", t.Name, t.Id, t.Incarnation, t.Partitions)
+			st.say("%s", topicText(t))
 		}
 	case "alter": // topic=orders partitions=3 age=1h bytes=1000 discard=true produce=paused consume=paused why=text
 		r, err := st.broker.AlterTopic(ctx, alteration(c, topic))

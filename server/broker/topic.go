@@ -14,7 +14,17 @@ import (
 
 // CreateTopic implements wire.Admin.
 func (b *Broker) CreateTopic(ctx context.Context, r *wire.CreateTopicRequest) (*wire.CreateTopicResponse, error) {
-	t, err := b.createTopic(ctx, r)
+	var t store.Topic
+	do := func(ctx context.Context) (err error) {
+		t, err = b.createTopic(ctx, r)
+		return err
+	}
+	var err error
+	if r.Settings.GetPauseConsume() {
+		err = b.change(ctx, "", do) // dispatch must learn of it, before the next one
+	} else {
+		err = do(ctx)
+	}
 	if err != nil {
 		return nil, b.refuse(err)
 	}
@@ -35,14 +45,15 @@ func (b *Broker) createTopic(ctx context.Context, r *wire.CreateTopicRequest) (s
 	if err != nil {
 		return store.Topic{}, err
 	}
-	namespace := wire.PeerFrom(ctx).Namespace
-	t, there := b.store.Topic(namespace, r.Topic)
+	who := wire.PeerFrom(ctx)
+	t, there := b.store.Topic(who.Namespace, r.Topic)
 	err = error(store.ErrTopicExists)
 	if !there {
 		if err := b.room.topic(b, int(r.Partitions)); err != nil {
 			return store.Topic{}, err
 		}
-		if t, err = b.store.CreateTopic(ctx, namespace, r.Topic, r.Partitions); err != nil {
+		wanted := store.Topic{Namespace: who.Namespace, Name: r.Topic, Partitions: r.Partitions, Settings: settings}
+		if t, err = b.store.CreateTopic(ctx, wanted, whoText(who)); err != nil {
 			b.room.leaveTopic(int(r.Partitions), ctx.Err() == nil)
 		}
 	}
@@ -58,16 +69,11 @@ func (b *Broker) createTopic(ctx context.Context, r *wire.CreateTopicRequest) (s
 	if err != nil {
 		return t, err
 	}
-	b.o.Logger.Info("a topic was made", "topic", t.Name, "id", t.ID, "partitions", t.Partitions, "who", whoText(wire.PeerFrom(ctx)))
-	if settings == t.Settings {
-		return t, nil
+	if t.Settings.PauseConsume {
+		b.dispatch.SetPaused(topicKey(&t), true)
 	}
-	// Who asks again, since this failed, is told that the topic has other settings.
-	err = b.change(ctx, "", func(ctx context.Context) (err error) {
-		t, err = b.alterTopic(ctx, &wire.AlterTopicRequest{Topic: r.Topic, Settings: r.Settings, Reason: "as it was made"})
-		return err
-	})
-	return t, err
+	b.o.Logger.Info("a topic was made", "topic", t.Name, "id", t.ID, "partitions", t.Partitions, "settings", t.Settings, "who", whoText(who))
+	return t, nil
 }
 
 // AlterTopic implements wire.Admin.

@@ -142,10 +142,11 @@ type Store interface {
 	// Kick starts a commit if none is running, so that Gather is asked soon.
 	Kick()
 
-	// CreateTopic appends a topic record and returns the topic when it is committed; ErrTopicExists with the topic as it is.
+	// CreateTopic appends a topic record and returns the topic when it is committed; ErrTopicExists with the topic as it is. Of t
+	// namespace, name, partitions and settings are used; who is for people who read the journal.
 	// Of several at one time for one name one creates it and the others get ErrTopicExists. ctx bounds the waiting only: the
 	// topic may come into being after its end. ErrTopic: name (1 to 255 bytes) or partitions (1 to 65536) cannot be.
-	CreateTopic(ctx context.Context, namespace uint32, name string, partitions uint32) (Topic, error)
+	CreateTopic(ctx context.Context, t Topic, who string) (Topic, error)
 	// AlterTopic appends a topic record and returns the topic as it is when that is committed. Errors besides those of appends:
 	// ErrNoPartition (no such topic or incarnation), ErrTopic (the change cannot be).
 	AlterTopic(ctx context.Context, id TopicID, incarnation uint32, c Change) (Topic, error)

@@ -39,7 +39,7 @@ func BenchmarkAppendBatch(b *testing.B) {
 	for _, appenders := range []int{1, 8, 64} {
 		b.Run(fmt.Sprint(appenders), func(b *testing.B) {
 			s := benchStore(b, nil)
-			topic, err := s.CreateTopic(context.Background(), 0, "orders", 8)
+			topic, err := s.CreateTopic(context.Background(), store.Topic{Name: "orders", Partitions: 8}, "")
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -130,7 +130,7 @@ func BenchmarkOverhead(b *testing.B) {
 				o.CheckpointBytes = 1 << 50
 				o.OpenLog = func(lo LogOptions) (Log, error) { return &nullLog{o: lo}, nil }
 			})
-			topic, err := s.CreateTopic(context.Background(), 0, "orders", 8)
+			topic, err := s.CreateTopic(context.Background(), store.Topic{Name: "orders", Partitions: 8}, "")
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -165,7 +165,7 @@ func BenchmarkRead(b *testing.B) {
 		for _, flushed := range []bool{false, true} {
 			b.Run(fmt.Sprintf("partitions=%d/indexInFile=%v", partitions, flushed), func(b *testing.B) {
 				s := benchStore(b, func(o *Options) { o.IndexFlushBytes = 1 })
-				topic, err := s.CreateTopic(context.Background(), 0, "orders", 8)
+				topic, err := s.CreateTopic(context.Background(), store.Topic{Name: "orders", Partitions: 8}, "")
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -219,7 +219,7 @@ func BenchmarkCheckpoint(b *testing.B) {
 			})
 			var parts []store.Partition
 			for t := range (partitions + 3) / 4 {
-				topic, err := s.CreateTopic(context.Background(), 0, fmt.Sprint("t", t), 4)
+				topic, err := s.CreateTopic(context.Background(), store.Topic{Name: fmt.Sprint("t", t), Partitions: 4}, "")
 				if err != nil {
 					b.Fatal(err)
 				}

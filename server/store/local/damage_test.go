@@ -537,7 +537,7 @@ func TestFailedSync(t *testing.T) {
 	if r := appendWait(s, p, batchOf(t, "2")); classify(r.err) != failed {
 		t.Fatal(r.err)
 	}
-	if _, err := s.CreateTopic(context.Background(), 0, "late", 1); classify(err) != failed {
+	if _, err := s.CreateTopic(context.Background(), store.Topic{Name: "late", Partitions: 1}, ""); classify(err) != failed {
 		t.Fatal(err)
 	}
 	if _, end, _ := s.Bounds(p); end != 1 {

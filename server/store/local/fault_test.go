@@ -220,7 +220,7 @@ func (w *work) run() {
 		if again := w.reopen(); !again && !w.reopen() {
 			return
 		}
-		if t, err := w.s.CreateTopic(context.Background(), 0, "orders", 2); err == nil || errors.Is(err, store.ErrTopicExists) {
+		if t, err := w.s.CreateTopic(context.Background(), store.Topic{Name: "orders", Partitions: 2}, ""); err == nil || errors.Is(err, store.ErrTopicExists) {
 			w.h.topic.Store(&t)
 		}
 		for i := range 6 {

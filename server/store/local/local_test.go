@@ -61,7 +61,7 @@ func mustClose(t testing.TB, s *Store) {
 
 func mustTopic(t testing.TB, s *Store, name string, partitions uint32) store.Topic {
 	t.Helper()
-	topic, err := s.CreateTopic(context.Background(), 0, name, partitions)
+	topic, err := s.CreateTopic(context.Background(), store.Topic{Name: name, Partitions: partitions}, "")
 	if err != nil && !errors.Is(err, store.ErrTopicExists) {
 		t.Fatal(err)
 	}

@@ -238,18 +238,18 @@ func (c *changing) start(topics *store.Topics) {
 }
 
 // CreateTopic appends a topic record and returns the topic when it is committed.
-func (s *Store) CreateTopic(ctx context.Context, namespace uint32, name string, partitions uint32) (store.Topic, error) {
-	t := store.Topic{Namespace: namespace, Name: name, Partitions: partitions, Created: s.opt.Now().UnixNano()}
+func (s *Store) CreateTopic(ctx context.Context, t store.Topic, who string) (store.Topic, error) {
+	t.Created = s.opt.Now().UnixNano()
 	if err := t.Check(); err != nil {
 		return store.Topic{}, err
 	}
 	var found store.Topic
-	made, err := s.changeTopic(ctx, topicName{namespace, name}, func(there *store.Topic, r *store.TopicRecord) error {
+	made, err := s.changeTopic(ctx, topicName{t.Namespace, t.Name}, func(there *store.Topic, r *store.TopicRecord) error {
 		if there != nil {
 			found = *there
 			return store.ErrTopicExists
 		}
-		r.Operation, r.Topic = store.TopicCreate, t
+		r.Operation, r.Topic, r.Who = store.TopicCreate, t, who
 		return nil
 	})
 	if errors.Is(err, store.ErrTopicExists) {

@@ -79,7 +79,7 @@ func shut(t testing.TB, s store.Store) {
 
 func topic(t testing.TB, s store.Store, name string, partitions uint32) store.Topic {
 	t.Helper()
-	got, err := s.CreateTopic(context.Background(), 0, name, partitions)
+	got, err := s.CreateTopic(context.Background(), store.Topic{Name: name, Partitions: partitions}, "")
 	if err != nil {
 		t.Fatalf("create topic %q: %v", name, err)
 	}
@@ -359,7 +359,7 @@ func testVisibility(t *testing.T, p Place) {
 	}
 	created := make(chan error, 1)
 	go func() {
-		_, err := s.CreateTopic(context.Background(), 0, "late", 1)
+		_, err := s.CreateTopic(context.Background(), store.Topic{Name: "late", Partitions: 1}, "")
 		created <- err
 	}()
 	if _, end, _ := s.Bounds(pt); end != 1 {
@@ -515,21 +515,22 @@ func testTopics(t *testing.T, p Place) {
 	ctx := context.Background()
 	s := open(t, p, Options{})
 	a, b := topic(t, s, "a", 3), topic(t, s, strings.Repeat("n", 255), 1)
-	other, err := s.CreateTopic(ctx, 5, "a", 65536)
+	settings := store.Settings{RetentionAge: 1e9, RetentionBytes: -1, DiscardUnconsumed: true, PauseProduce: true, PauseConsume: true}
+	other, err := s.CreateTopic(ctx, store.Topic{Namespace: 5, Name: "a", Partitions: 65536, Settings: settings}, "somebody")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a.ID == 0 || a.ID == b.ID || a.ID == other.ID || b.ID == other.ID || a.Incarnation == 0 || a.Partitions != 3 || a.Name != "a" || a.Created == 0 || other.Namespace != 5 {
+	if a.ID == 0 || a.ID == b.ID || a.ID == other.ID || b.ID == other.ID || a.Incarnation == 0 || a.Partitions != 3 || a.Name != "a" || a.Created == 0 || other.Namespace != 5 || other.Settings != settings {
 		t.Fatalf("topics %+v, %+v, %+v", a, b, other)
 	}
-	if again, err := s.CreateTopic(ctx, 0, "a", 9); !errors.Is(err, store.ErrTopicExists) || again != a {
+	if again, err := s.CreateTopic(ctx, store.Topic{Name: "a", Partitions: 9}, ""); !errors.Is(err, store.ErrTopicExists) || again != a {
 		t.Fatalf("again: %+v, %v", again, err)
 	}
 	for _, c := range []struct {
 		name       string
 		partitions uint32
 	}{{"", 1}, {strings.Repeat("n", 256), 1}, {"c", 0}, {"c", 65537}, {"c", 1<<32 - 1}} {
-		if _, err := s.CreateTopic(ctx, 0, c.name, c.partitions); !errors.Is(err, store.ErrTopic) {
+		if _, err := s.CreateTopic(ctx, store.Topic{Name: c.name, Partitions: c.partitions}, ""); !errors.Is(err, store.ErrTopic) {
 			t.Fatalf("%q with %d partitions: %v", c.name, c.partitions, err)
 		}
 	}
@@ -572,7 +573,7 @@ func testTopicsConcurrent(t *testing.T, p Place) {
 	for range 8 {
 		wg.Go(func() {
 			for i := range 10 {
-				got, err := s.CreateTopic(context.Background(), 0, fmt.Sprint("t", i), uint32(i+1))
+				got, err := s.CreateTopic(context.Background(), store.Topic{Name: fmt.Sprint("t", i), Partitions: uint32(i + 1)}, "")
 				switch {
 				case err == nil:
 					made.Add(1)
@@ -986,7 +987,7 @@ func testClose(t *testing.T, p Place) {
 	if err := record(s, journal.KindEnd, "x"); !errors.Is(err, journal.ErrClosed) {
 		t.Fatal(err)
 	}
-	if _, err := s.CreateTopic(context.Background(), 0, "late", 1); !errors.Is(err, journal.ErrClosed) {
+	if _, err := s.CreateTopic(context.Background(), store.Topic{Name: "late", Partitions: 1}, ""); !errors.Is(err, journal.ErrClosed) {
 		t.Fatal(err)
 	}
 	s = open(t, p, Options{})
