@@ -146,7 +146,8 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	})
 	st, err := local.Open(local.Options{
 		FS: s.config.FS, Dir: s.dir, JournalDir: b.Journal.Folder, IndexDir: b.Index.Folder, Tables: []store.Table{offsets}, Gather: s.broker.Gather, AfterCommit: flusher.Flush,
-		SegmentBytesMax: b.Journal.SegmentBytesMax, CommitBytesMax: b.Journal.CommitBytesMax, QueueBytesMax: b.Journal.QueueBytesMax,
+		VerifyBytesPerSecond: verifyRate(b.Journal.VerifyBytesPerSecond), SegmentBytesMax: b.Journal.SegmentBytesMax,
+		CommitBytesMax: b.Journal.CommitBytesMax, QueueBytesMax: b.Journal.QueueBytesMax,
 		IndexFilesOpenMax: b.Index.FilesOpenMax, CheckpointBytes: b.Store.CheckpointBytes, CheckpointEvery: b.Store.CheckpointEvery,
 		Now: s.config.Now, Logger: s.log, Progress: s.progress,
 	})
@@ -298,4 +299,12 @@ func (s *Server) folderOwner() int {
 		return 0
 	}
 	return pid
+}
+
+// verifyRate is the store's meaning of broker.journal.verifyBytesPerSecond: below 0 not at all.
+func verifyRate(bytesPerSecond int64) int64 {
+	if bytesPerSecond == 0 {
+		return -1
+	}
+	return bytesPerSecond
 }

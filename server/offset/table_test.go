@@ -15,7 +15,10 @@ import (
 	"github.com/jmqio/jmq/wire"
 )
 
-var _ store.Table = (*Table)(nil)
+var (
+	_ store.Table   = (*Table)(nil)
+	_ store.Witness = (*Table)(nil)
+)
 
 func apply(t testing.TB, table *Table, kind journal.Kind, payload []byte) {
 	t.Helper()
@@ -462,5 +465,20 @@ func TestApplyAllocates(t *testing.T) {
 	round()
 	if n := testing.AllocsPerRun(200, round); n > 0 {
 		t.Errorf("%v allocations for a record of 64 acks, want none", n)
+	}
+}
+
+// TestEnds tells how far each partition's messages went at least: the ack offset, or what was consumed beyond it.
+func TestEnds(t *testing.T) {
+	a := NewTable()
+	topic := Topic{ID: 7, Incarnation: 2}
+	apply(t, a, journal.KindOffsetReset, AppendReset(nil, &Reset{Operation: Birth, Group: 1, GroupName: "g", Topic: topic, Starts: []Start{{Partition: 0, Offset: 5, Generation: 1}, {Partition: 2, Offset: 9, Generation: 1}}}))
+	apply(t, a, journal.KindEnd, AppendEnds(nil, []End{{Group: 1, Topic: topic, Partition: 0, Generation: 1, Outcome: wire.Acked, Range: Range{From: 8, To: 10}}}))
+	var got []string
+	a.Ends(func(topic uint64, incarnation uint32, partition uint16, end index.Index) {
+		got = append(got, fmt.Sprint(topic, incarnation, partition, end))
+	})
+	if want := []string{"7 2 0 10", "7 2 1 0", "7 2 2 9"}; !slices.Equal(got, want) {
+		t.Fatalf("got %v, want %v", got, want)
 	}
 }

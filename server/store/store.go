@@ -88,15 +88,16 @@ func (e *GapError) Error() string {
 }
 
 // Table is state derived from committed records beside the store's own index: topics and offsets now; timers, transactions,
-// retry references and idempotence windows later. The store feeds it every committed record of every kind but the journal's
-// own (no-op, epoch), in order and each once, never two at a time, before the record's append is answered; writes it into
+// retry references and idempotence windows later. The store feeds it every committed record of every kind but no-op, epoch and
+// carried-forward ones (which were fed when they were first written), in order and each once, never two at a time, before the record's append is answered; writes it into
 // checkpoints, and restores it from one before it feeds it what follows.
 type Table interface {
 	// Name is the table's in checkpoints: one word that never changes.
 	Name() string
 	// Apply must not block, must not call the store and must not keep r.Payload. Of a message batch (journal.KindMessages) the
 	// payload is the batch's header only (wire.BatchHeaderBytes), of all other kinds it is whole. r.Durable and r.Epoch
-	// are set only for records that are read again at opening. An error says that the record contradicts what the table
+	// are set only for records that are read again at opening. A record of journal.KindLost stands where records were lost to
+	// damage: what follows it may contradict what the table knows, and is right. An error says that the record contradicts what the table
 	// knows: the store stops.
 	Apply(r journal.Record) error
 	// Snapshot appends the state to b. It is called between two Applies and holds them off, so it must be quick. A table
@@ -105,6 +106,12 @@ type Table interface {
 	// Restore puts the table into the state that Snapshot wrote, whatever it was before; b is not kept. An empty b is the
 	// state of a new table. It is called before the first Apply only, perhaps more than once.
 	Restore(b []byte) error
+}
+
+// Witness is what a table is too that knows messages by their index. When records were lost the store asks it, at opening, how far
+// the messages of a partition went at least: so an index that was given out is not given out again.
+type Witness interface {
+	Ends(each func(topic uint64, incarnation uint32, partition uint16, end index.Index))
 }
 
 // Gather is called at the start of each commit, on the committing goroutine, and adds records that were held back to be

@@ -318,19 +318,31 @@ func (t *Topics) lost(n int) {
 	t.mu.incarnation += uint32(n/journal.RecordBytes(topicFixedBytes+1)) + 1
 }
 
-// Recover adds a topic of which only the id and the incarnation are known, or gives it more partitions: its records were lost.
-func (t *Topics) Recover(topic Topic) error {
+// Recover adds the topic of a partition whose topic's records were lost, under a name that says so, or gives it more partitions. It
+// returns which topic, of a former life of the id, is not there any more.
+func (t *Topics) Recover(namespace uint32, p Partition) (topic Topic, gone []Topic, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.mu.incarnation = max(t.mu.incarnation, topic.Incarnation)
-	if at, there := t.findLocked(topic.ID); there {
-		if old := t.mu.list[at]; old.Incarnation != topic.Incarnation {
-			return fmt.Errorf("store: topic %d has incarnation %d, not %d", topic.ID, old.Incarnation, topic.Incarnation)
+	t.mu.incarnation = max(t.mu.incarnation, p.Incarnation)
+	if at, there := t.findLocked(p.Topic); there {
+		switch old := t.mu.list[at]; {
+		case old.Incarnation > p.Incarnation:
+			return topic, nil, fmt.Errorf("store: topic %d has incarnation %d, not %d", p.Topic, old.Incarnation, p.Incarnation)
+		case old.Incarnation < p.Incarnation:
+			gone = append(gone, *old)
+			t.removeLocked(at)
+		default:
+			topic = *old
+			topic.Partitions = max(topic.Partitions, uint32(p.Partition)+1)
+			t.replaceLocked(at, &topic)
+			return topic, nil, nil
 		}
-		t.replaceLocked(at, &topic)
-		return nil
 	}
-	return t.addLocked(&topic)
+	topic = Topic{
+		Namespace: namespace, ID: p.Topic, Incarnation: p.Incarnation, Partitions: uint32(p.Partition) + 1,
+		Name: fmt.Sprintf("recovered-%d-%d", p.Topic, p.Incarnation),
+	}
+	return topic, gone, t.addLocked(&topic)
 }
 
 // findLocked returns where in the list a topic is, or would be.

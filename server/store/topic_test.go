@@ -238,15 +238,23 @@ func TestTopicsAfterLoss(t *testing.T) {
 		}
 	}
 	a := NewTopics()
-	more := Topic{ID: 3, Incarnation: 4, Name: "recovered-3-4", Partitions: 1}
-	for range 2 {
-		if err := a.Recover(more); err != nil {
-			t.Fatal(err)
+	more := Topic{Namespace: 2, ID: 3, Incarnation: 4, Name: "recovered-3-4"}
+	for _, n := range []uint16{0, 2, 1} {
+		more.Partitions = max(more.Partitions, uint32(n)+1)
+		if got, gone, err := a.Recover(2, Partition{Topic: 3, Incarnation: 4, Partition: n}); err != nil || gone != nil || got != more {
+			t.Fatalf("%+v, %v, want %+v", got, err, more)
 		}
-		if got, ok := a.Find(0, more.Name); !ok || *got != more || a.Incarnation() != 4 {
+		if got, ok := a.Find(2, more.Name); !ok || *got != more || a.Incarnation() != 4 {
 			t.Fatalf("%+v, %d", got, a.Incarnation())
 		}
-		more.Partitions = 3
+	}
+	if _, _, err := a.Recover(2, Partition{Topic: 3, Incarnation: 3}); err == nil {
+		t.Fatal("an incarnation from before")
+	}
+	former := more
+	more.Incarnation, more.Name, more.Partitions = 5, "recovered-3-5", 1
+	if got, gone, err := a.Recover(2, Partition{Topic: 3, Incarnation: 5}); err != nil || got != more || len(gone) != 1 || gone[0] != former {
+		t.Fatal(got, gone, err)
 	}
 	// The real one is altered: it has its name again.
 	if err := a.Apply(journal.Record{Kind: journal.KindLost}); err != nil {
@@ -256,7 +264,7 @@ func TestTopicsAfterLoss(t *testing.T) {
 	if gone, err := a.Change(change(TopicAlter, &more)); gone != nil || err != nil {
 		t.Fatal(gone, err)
 	}
-	if _, ok := a.Find(0, "recovered-3-4"); ok || len(a.List()) != 1 || a.List()[0] != more {
+	if _, ok := a.Find(2, "recovered-3-5"); ok || len(a.List()) != 1 || a.List()[0] != more {
 		t.Fatal(a.List())
 	}
 }

@@ -43,7 +43,7 @@ func (s *Store) put(a *pending) {
 	a.part, a.batchOK, a.recordOK = nil, nil, nil
 	a.entry[0] = journal.Entry{}
 	a.batch.Tags = nil
-	a.Urgent = false
+	a.Urgent, a.Control = false, false
 	if cap(a.payload) > payloadKeptMax {
 		a.payload = nil
 	}
@@ -268,6 +268,8 @@ func (s *Store) applyLocked(rec *journal.Record, pt *part, first index.Index, b 
 	switch rec.Kind {
 	case journal.KindNoop, journal.KindEpoch:
 		return nil
+	case journal.KindCarriedForward:
+		return s.moveLocked(rec)
 	case journal.KindMessages:
 		if _, err := s.index.Append(pt.key(), first, b); err != nil {
 			return err

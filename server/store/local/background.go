@@ -9,6 +9,7 @@ import (
 
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/store"
 )
 
 // background is the store's one goroutine: it writes checkpoints when they are due, merges runs of the index, and rebuilds those
@@ -108,6 +109,7 @@ func (s *Store) run() {
 		case <-b.wake:
 		}
 		s.repairRuns()
+		s.healWanted()
 		s.drop()
 		due = due || !failed && s.due()
 		if due && s.Err() == nil {
@@ -344,11 +346,20 @@ func (s *Store) rebuild(runs []index.RunID) error {
 
 func (s *Store) rebuildRange(build *index.Rebuild, of index.RunID, in *batchReader) error {
 	r := s.log.NewReader(max(s.log.Begin(), journal.Position(of.From)))
-	defer r.Close()
+	defer func() { r.Close() }()
 	for r.Position() < journal.Position(of.To) {
 		rec, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			return nil
+		}
+		if c := (*journal.CorruptError)(nil); errors.As(err, &c) {
+			hole, healErr := s.healAt(c.Position)
+			if healErr != nil || hole == (journal.Hole{}) {
+				return errors.Join(err, healErr)
+			}
+			r.Close()
+			r = s.log.NewReader(hole.From)
+			continue
 		}
 		if err != nil {
 			return err
@@ -371,6 +382,8 @@ func (s *Store) rebuildRecord(build *index.Rebuild, rec *journal.Record, in *bat
 			return err
 		}
 		return build.Append(keyOf(p), first, batch)
+	case journal.KindCarriedForward:
+		return in.moves(rec, func(p store.Partition, first index.Index, b *index.Batch) error { return build.Move(keyOf(p), first, b) })
 	}
 	return nil
 }

@@ -167,7 +167,7 @@ func TestFirstSegmentMissing(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := Open(o)
-		if err == nil || !strings.Contains(err.Error(), `message 0 of topic "orders", partition 1, is at position`) {
+		if err == nil || !strings.Contains(err.Error(), `message 0 of topic "orders", partition 1, is at a position below it`) {
 			t.Errorf("flushed %v: got %v", flushed, err)
 		}
 	}
@@ -233,7 +233,10 @@ func TestIndexFileDamaged(t *testing.T) {
 			change(t, mem, files[len(files)-1], damage)
 			s := mustOpen(t, options(mem))
 			if s.Metrics().Repairs == 0 { // not seen by a look: by the first who reads
-				_, _, err := s.Read(p, 0, n, 1<<20, nil)
+				_, next, err := s.Read(p, 0, n, 1<<20, nil)
+				if err == nil { // all before the damage
+					_, _, err = s.Read(p, next, n, 1<<20, nil)
+				}
 				if !errors.Is(err, store.ErrDamaged) {
 					t.Fatal(err)
 				}

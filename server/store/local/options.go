@@ -51,6 +51,11 @@ type Options struct {
 	// CheckpointEvery is after what time one is written when something changed; 0: 10 s.
 	CheckpointEvery time.Duration
 
+	// VerifyBytesPerSecond is how fast sealed segments are read again in the background, to find damage; 0: 16 MiB; below 0: not
+	// at all. Each is read once after it was sealed, and again VerifyEvery later; 0: 7 days.
+	VerifyBytesPerSecond int64
+	VerifyEvery          time.Duration
+
 	Now    func() time.Time // for dates that are stored; nil: time.Now
 	Logger *slog.Logger     // nil: none
 	// Progress is told how far recovery has read, in bytes of journal; nil: nobody.
@@ -74,6 +79,12 @@ func (o Options) withDefaults() Options {
 	}
 	if o.CheckpointEvery == 0 {
 		o.CheckpointEvery = 10 * time.Second
+	}
+	if o.VerifyBytesPerSecond == 0 {
+		o.VerifyBytesPerSecond = 16 << 20
+	}
+	if o.VerifyEvery == 0 {
+		o.VerifyEvery = 7 * 24 * time.Hour
 	}
 	if o.Now == nil {
 		o.Now = time.Now

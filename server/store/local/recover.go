@@ -28,6 +28,7 @@ func Open(opt Options) (*Store, error) {
 	s.byID.Store(new([]*topicState))
 	s.add = s.gathered
 	s.background.init()
+	s.healing.mu.wanted, s.healing.mu.messages = map[journal.Position]bool{}, map[journal.Hole]uint64{}
 	s.index = opt.OpenIndex(index.Options{
 		FS: opt.FS, Dir: f.index, StoreID: f.storeID, FilesOpenMax: opt.IndexFilesOpenMax,
 		FlushBytes: opt.IndexFlushBytes, TailBytesMax: opt.IndexTailBytesMax, RunBytesMax: opt.IndexRunBytesMax,
@@ -43,6 +44,7 @@ func Open(opt Options) (*Store, error) {
 	}
 	s.started.Store(true)
 	go s.run()
+	s.startVerifier()
 	if s.apply.since >= opt.CheckpointBytes {
 		s.background.kick()
 	}
@@ -97,6 +99,10 @@ func (s *Store) recover() error {
 		}
 	}
 
+	if s.lost.any {
+		s.recoverEnds()
+		s.opt.Logger.Error("records of the journal were lost to damage", "folder", s.folder.journal, "position", s.lost.last, "messages", s.lost.messages)
+	}
 	for _, t := range *s.byID.Load() {
 		if t == nil {
 			continue
@@ -147,30 +153,22 @@ func (s *Store) recoverIndex(bad []*index.DamageError) error {
 }
 
 // checkBegin sees that each message the index has is in the log, which begins late. Where it is not, segments were removed by
-// someone else: whoever consumes those messages would wait for them for ever.
+// someone else (release): whoever consumes those messages would wait for them for ever.
 func (s *Store) checkBegin(begin journal.Position) error {
-	var one []index.Entry
-	for _, t := range *s.byID.Load() {
-		if t == nil {
-			continue
-		}
-		for i := range t.parts {
-			key := t.parts[i].key()
-			first, end := s.index.Bounds(key)
-			if first == end {
-				continue
-			}
-			var err error
-			if one, err = s.index.Range(key, first, first+1, one[:0]); err != nil {
-				continue // damaged: it is rebuilt from the log, which tells what it misses
-			}
-			if at := journal.Position(one[0].Position); at < begin {
-				return fmt.Errorf("store: the log of %s begins at position %d, but message %d of topic %q, partition %d, is at position %d: segments are missing, bring them back",
-					s.folder.dir, begin, first, t.topic.Name, i, at)
-			}
-		}
+	if oldest, any := s.index.Oldest(); !any || journal.Position(oldest) >= begin {
+		return nil
 	}
-	return nil
+	var found error
+	s.index.Below(uint64(begin), func(k index.Key, from, _ index.Index, _ int64) bool {
+		name := fmt.Sprint(k.Topic)
+		if t, err := s.find(store.TopicID(k.Topic), k.Incarnation); err == nil {
+			name = fmt.Sprintf("%q", t.topic.Name)
+		}
+		found = fmt.Errorf("store: the log of %s begins at position %d, but message %d of topic %s, partition %d, is at a position below it: segments are missing, bring them back",
+			s.folder.dir, begin, from, name, k.Partition)
+		return false
+	})
+	return found
 }
 
 // refuse says that the log begins too late for what is known of the time before.
@@ -263,6 +261,9 @@ func (s *Store) recovered(rec *journal.Record, in *batchReader) error {
 		return s.refuse(s.background.mu.position != 0, rec.Position)
 	}
 	if rec.Kind != journal.KindMessages {
+		if rec.Kind == journal.KindLost {
+			s.lost.any, s.lost.last = true, rec.Position
+		}
 		return s.applyRecord(rec, len(rec.Payload), nil, 0, nil)
 	}
 	p, first, batch, err := in.read(rec)
@@ -270,8 +271,17 @@ func (s *Store) recovered(rec *journal.Record, in *batchReader) error {
 		return err
 	}
 	pt, err := s.part(p)
+	if err != nil && s.lost.any {
+		if err := s.recoverPartition(p, wire.Batch(rec.Payload).Namespace()); err != nil {
+			return fmt.Errorf("record at position %d: %w", rec.Position, err)
+		}
+		pt, err = s.part(p)
+	}
 	if err != nil {
 		return fmt.Errorf("record at position %d: %w", rec.Position, err)
+	}
+	if s.lost.any {
+		s.appendLost(p, first)
 	}
 	size := len(rec.Payload)
 	rec.Payload = rec.Payload[:wire.BatchHeaderBytes]
@@ -288,6 +298,29 @@ func (s *Store) recovered(rec *journal.Record, in *batchReader) error {
 	return nil
 }
 
+// appendLost marks the messages from a partition's end up to index to as lost: their records were in a hole of the log.
+func (s *Store) appendLost(p store.Partition, to index.Index) {
+	if _, end := s.index.Bounds(keyOf(p)); end < to {
+		s.lost.messages += int64(to - end)
+		s.index.AppendLost(keyOf(p), to, uint64(s.lost.last))
+	}
+}
+
+// recoverEnds raises the ends of partitions whose last messages were lost to where the tables know that there were some: an
+// index that was given out is not given out again.
+func (s *Store) recoverEnds() {
+	for _, t := range s.tables {
+		if w, ok := t.(store.Witness); ok {
+			w.Ends(func(topic uint64, incarnation uint32, partition uint16, end index.Index) {
+				p := store.Partition{Topic: store.TopicID(topic), Incarnation: incarnation, Partition: partition}
+				if _, err := s.part(p); err == nil {
+					s.appendLost(p, end)
+				}
+			})
+		}
+	}
+}
+
 // batchReader makes index entries of a batch's record. What it returns is valid until it reads the next.
 type batchReader struct {
 	tags  []uint32
@@ -295,7 +328,7 @@ type batchReader struct {
 }
 
 func (r *batchReader) read(rec *journal.Record) (store.Partition, index.Index, *index.Batch, error) {
-	b, err := wire.ParseBatch(rec.Payload)
+	b, err := recordBatch(rec)
 	if err != nil {
 		return store.Partition{}, 0, nil, fmt.Errorf("%w: record at position %d: %w", store.ErrBatch, rec.Position, err)
 	}

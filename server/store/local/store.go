@@ -86,7 +86,18 @@ type Store struct {
 	changing   changing
 	trims      atomic.Uint64 // calls of Trim: there is something for a checkpoint though no record came
 	background background
-	close      struct {
+	healing    healing
+	verifier   verifier
+	reclaiming reclaiming
+
+	// lost is what recovery met of holes in the log.
+	lost struct {
+		any      bool
+		last     journal.Position
+		messages int64
+	}
+
+	close struct {
 		sync.Once
 		err error
 	}
@@ -175,7 +186,7 @@ func (s *Store) Seek(p store.Partition, t int64) (index.Index, error) {
 	}
 	i, err := s.index.Seek(keyOf(p), t)
 	if err != nil {
-		return 0, s.unreadable(p, err)
+		return 0, s.unreadable(p, i, err)
 	}
 	return i, nil
 }
@@ -188,7 +199,7 @@ func (s *Store) Stored(p store.Partition, i index.Index) (int64, error) {
 	var one [1]index.Entry
 	e, err := s.index.Range(keyOf(p), i, i+1, one[:0])
 	if err != nil {
-		return 0, s.unreadable(p, err)
+		return 0, s.unreadable(p, i, err)
 	}
 	return e[0].Stored, nil
 }
@@ -206,6 +217,15 @@ type Metrics struct {
 	CheckpointTook      time.Duration
 	CheckpointHeld      time.Duration // how long the newest held off appends
 	Repairs             int64         // parts of the index that were rebuilt
+
+	Holes            int   // in the log, left by damage
+	Healed           int64 // of them since the start, not counting what opening found
+	LostMessages     int64 // found lost since the start, at opening too
+	VerifiedBytes    int64 // of segments read again in the background
+	VerifiedSegments int64
+	ReclaimedBytes   int64 // of segments that were freed
+	CarriedBytes     int64 // appended again so that segments could be
+	CarriedRecords   int64
 }
 
 // Metrics is what the store has, and did since it was opened.
@@ -215,6 +235,19 @@ func (s *Store) Metrics() Metrics {
 	m.Applied = s.apply.end
 	s.apply.Unlock()
 	s.background.metrics(&m)
+	m.Holes = len(s.log.Holes())
+	h := &s.healing.mu
+	h.Lock()
+	m.Healed, m.LostMessages = h.healed, h.lost+s.lost.messages
+	h.Unlock()
+	v := &s.verifier.mu
+	v.Lock()
+	m.VerifiedBytes, m.VerifiedSegments = v.bytes, v.segments
+	v.Unlock()
+	r := &s.reclaiming.mu
+	r.Lock()
+	m.ReclaimedBytes, m.CarriedBytes, m.CarriedRecords = r.bytes, r.carried, r.carriedRecords
+	r.Unlock()
 	return m
 }
 
@@ -228,6 +261,7 @@ func (s *Store) shut() error {
 	s.order.Lock()
 	s.order.closed = true
 	s.order.Unlock()
+	s.verifier.stop()
 	s.background.stop()
 	errs := []error{s.log.Close()} // commits what it holds, and calls back
 	if s.failure.Load() == nil && errs[0] == nil {

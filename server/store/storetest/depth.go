@@ -354,3 +354,352 @@ func testStored(t *testing.T, p Place) {
 		s = open(t, p, Options{Now: clock.Load})
 	}
 }
+
+// testBytes asks how much a partition keeps, and where it would keep less.
+func testBytes(t *testing.T, p Place) {
+	s := open(t, p, Options{})
+	orders := topic(t, s, "orders", 2)
+	pt := part(orders, 0)
+	check := func(low, high int64) {
+		t.Helper()
+		if n, err := s.Bytes(pt); n < low || n > high || err != nil {
+			t.Fatalf("%d bytes, %v, want [%d, %d]", n, err, low, high)
+		}
+	}
+	check(0, 0)
+	if i, err := s.SeekBytes(pt, 0); i != 0 || err != nil {
+		t.Fatalf("seek in an empty partition: %d, %v", i, err)
+	}
+	one := int64(len(Batch(t, strings.Repeat("x", 1000))))
+	const n = 100
+	for range n {
+		mustAppend(t, s, pt, strings.Repeat("x", 1000))
+	}
+	mustAppend(t, s, part(orders, 1), "other")
+	for range 2 {
+		check(n*one*9/10, n*one*11/10)
+		for _, keep := range []int64{0, one - 1, one, 10 * one, 50*one + 10, n * one, n * one * 2} {
+			i, err := s.SeekBytes(pt, keep)
+			want := max(0, n-keep/one)
+			if err != nil || int64(i) < want-n/10 || int64(i) > want+n/10 || i > n {
+				t.Fatalf("keeping %d bytes begins at %d, %v, want about %d", keep, i, err, want)
+			}
+			if keep == 0 && i != n {
+				t.Fatalf("keeping nothing begins at %d", i)
+			}
+		}
+		if err := s.Checkpoint(); err != nil {
+			t.Fatal(err)
+		}
+		shut(t, s)
+		s = open(t, p, Options{})
+	}
+	if err := s.Trim(pt, n/2); err != nil {
+		t.Fatal(err)
+	}
+	check(n/2*one*8/10, n/2*one*12/10)
+	if i, err := s.SeekBytes(pt, 1<<40); i != n/2 || err != nil {
+		t.Fatalf("keeping all begins at %d, %v", i, err)
+	}
+	if err := s.Trim(pt, n); err != nil {
+		t.Fatal(err)
+	}
+	check(0, 0)
+}
+
+func usage(t testing.TB, s store.Store, holdsMax int) store.Usage {
+	t.Helper()
+	u, err := s.Usage(holdsMax)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
+func reclaim(t testing.TB, s store.Store) int64 {
+	t.Helper()
+	n, err := s.Reclaim(context.Background())
+	if err != nil {
+		t.Fatalf("reclaim: %v", err)
+	}
+	return n
+}
+
+// fillSegments appends to a partition until the log has at least so many segments, and returns how many messages it has then.
+func fillSegments(t testing.TB, s store.Store, p store.Partition, segments int) index.Index {
+	t.Helper()
+	for usage(t, s, 0).Segments < segments {
+		for range 8 {
+			mustAppend(t, s, p, strings.Repeat("f", 1000))
+		}
+	}
+	_, end, err := s.Bounds(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return end
+}
+
+// testReclaim frees segments: not before their messages are trimmed, then all but those that are needed, and what is kept stays,
+// over openings; Usage names who holds the rest.
+func testReclaim(t *testing.T, p Place) {
+	s := open(t, p, Options{})
+	orders, pays := topic(t, s, "orders", 2), topic(t, s, "pays", 1)
+	pt := part(orders, 0)
+	end := fillSegments(t, s, pt, 4)
+	fillSegments(t, s, part(pays, 0), 7)
+	before := usage(t, s, 10)
+	if before.Begin != 0 || before.JournalBytes <= 0 || before.Oldest <= 0 || before.JournalFolder == "" || before.IndexFolder == "" || len(before.Holes) != 0 {
+		t.Fatalf("usage %+v", before)
+	}
+	if len(before.Holds) != 2 || before.Holds[0].Partition != pt || before.Holds[0].First != 0 || before.Holds[0].Bytes <= before.Holds[1].Bytes ||
+		before.Holds[1].Partition != part(pays, 0) || before.Holds[0].Stored == 0 {
+		t.Fatalf("holds %+v", before.Holds)
+	}
+	if one := usage(t, s, 1).Holds; len(one) != 1 || one[0] != before.Holds[0] {
+		t.Fatalf("the largest hold is %+v, want %+v", one, before.Holds[0])
+	}
+	if n := reclaim(t, s); n != 0 {
+		t.Fatalf("%d bytes were freed, though all is needed", n)
+	}
+	if err := s.Trim(pt, end); err != nil {
+		t.Fatal(err)
+	}
+	pays1 := All(t, s, part(pays, 0))
+	n := reclaim(t, s)
+	after := usage(t, s, 10)
+	if n <= 0 || after.Begin == 0 || after.Segments >= before.Segments || after.Oldest < before.Oldest {
+		t.Fatalf("%d bytes were freed; usage %+v, before %+v", n, after, before)
+	}
+	if len(after.Holds) != 1 || after.Holds[0].Partition != part(pays, 0) {
+		t.Fatalf("holds %+v", after.Holds)
+	}
+	for i := range 3 {
+		if got := All(t, s, part(pays, 0)); !slices.Equal(got, pays1) {
+			t.Fatalf("%d messages, want %d", len(got), len(pays1))
+		}
+		if first, e, err := s.Bounds(pt); first != end+index.Index(i) || e != first || err != nil {
+			t.Fatalf("bounds [%d, %d), %v, want [%d, %d)", first, e, err, end+index.Index(i), end+index.Index(i))
+		}
+		shut(t, s)
+		s = open(t, p, Options{})
+		if got := usage(t, s, 0).Begin; got != after.Begin {
+			t.Fatalf("begins at %d, want %d", got, after.Begin)
+		}
+		if a := mustAppend(t, s, pt, "next"); a.First != end+index.Index(i) {
+			t.Fatalf("next index %d, want %d", a.First, end+index.Index(i))
+		}
+		if err := s.Trim(pt, end+index.Index(i)+1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := s.Trim(part(pays, 0), 1<<40); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Reclaim(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatalf("reclaim with an ended context: %v", err)
+	}
+	if n := reclaim(t, s); n <= 0 {
+		t.Fatalf("%d bytes were freed in the end", n)
+	}
+}
+
+// testCarryForward frees segments in which a few old messages are still needed: they have other places then, and are the same for whoever
+// asks by index or time, also a partly trimmed batch; what is trimmed stays so. It does so twice.
+func testCarryForward(t *testing.T, p Place) {
+	var clock atomic.Int64
+	clock.Store(1000)
+	o := Options{Now: clock.Load, Tables: []store.Table{&recorder{name: "seen"}}}
+	s := open(t, p, o)
+	orders, noise := topic(t, s, "orders", 2), topic(t, s, "noise", 1)
+	mustAppend(t, s, part(orders, 0), "0", "1", "2", "3")
+	mustAppend(t, s, part(orders, 0), "4", "5")
+	clock.Store(2000)
+	mustAppend(t, s, part(orders, 1), "x")
+	if err := s.Trim(part(orders, 0), 2); err != nil {
+		t.Fatal(err)
+	}
+	check := func() {
+		t.Helper()
+		if first, end, err := s.Bounds(part(orders, 0)); first != 2 || end < 6 || err != nil {
+			t.Fatalf("bounds [%d, %d), %v", first, end, err)
+		}
+		b, next, err := s.Read(part(orders, 0), 2, 6, 1<<20, nil)
+		if err != nil || next != 6 {
+			t.Fatal(next, err)
+		}
+		if from, bodies := Bodies(t, part(orders, 0), b); from != 0 || !slices.Equal(bodies, []string{"0", "1", "2", "3", "4", "5"}) {
+			t.Fatal(from, bodies)
+		}
+		if got := All(t, s, part(orders, 1)); got[0] != "x" {
+			t.Fatal(got)
+		}
+		for i, want := range map[index.Index]int64{2: 1000, 5: 1000} {
+			if got, err := s.Stored(part(orders, 0), i); got != want || err != nil {
+				t.Fatalf("message %d was stored at %d, %v, want %d", i, got, err, want)
+			}
+		}
+		if got, err := s.Stored(part(orders, 1), 0); got != 2000 || err != nil {
+			t.Fatal(got, err)
+		}
+		if i, err := s.Seek(part(orders, 0), 900); i != 2 || err != nil {
+			t.Fatal(i, err)
+		}
+	}
+	for round := range 2 {
+		clock.Add(1000)
+		segments := usage(t, s, 0).Segments
+		end := fillSegments(t, s, part(noise, 0), segments+3)
+		mustAppend(t, s, part(orders, 1), fmt.Sprint("y", round))
+		if err := s.Trim(part(noise, 0), end); err != nil {
+			t.Fatal(err)
+		}
+		begin := usage(t, s, 0).Begin
+		if n := reclaim(t, s); n <= 0 {
+			t.Fatalf("round %d: nothing was freed", round)
+		}
+		if now := usage(t, s, 0).Begin; now <= begin {
+			t.Fatalf("round %d: begins at %d, as before", round, now)
+		}
+		check()
+		for i := range 2 {
+			if i == 1 {
+				if err := s.Checkpoint(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			shut(t, s)
+			o.Tables = []store.Table{&recorder{name: "seen"}}
+			s = open(t, p, o)
+			check()
+		}
+	}
+	if got := All(t, s, part(orders, 1)); !slices.Equal(got, []string{"x", "y0", "y1"}) {
+		t.Fatal(got)
+	}
+}
+
+// testReclaimDeleted frees what deleted topics held.
+func testReclaimDeleted(t *testing.T, p Place) {
+	s := open(t, p, Options{})
+	keep, gone := topic(t, s, "keep", 1), topic(t, s, "gone", 2)
+	fillSegments(t, s, part(gone, 1), 5)
+	mustAppend(t, s, part(keep, 0), "kept")
+	fillSegments(t, s, part(gone, 0), 7)
+	if n := reclaim(t, s); n != 0 {
+		t.Fatalf("%d bytes were freed", n)
+	}
+	if err := s.DeleteTopic(context.Background(), gone.ID, gone.Incarnation, "", ""); err != nil {
+		t.Fatal(err)
+	}
+	if n := reclaim(t, s); n <= 0 {
+		t.Fatal("nothing was freed")
+	}
+	if u := usage(t, s, 9); u.Segments > 3 || len(u.Holds) > 1 {
+		t.Fatalf("%+v", u)
+	}
+	for range 2 {
+		if got := All(t, s, part(keep, 0)); !slices.Equal(got, []string{"kept"}) {
+			t.Fatal(got)
+		}
+		shut(t, s)
+		s = open(t, p, Options{})
+	}
+}
+
+// testGaps damages messages in the middle of a partition: they are a gap, named in full, and all others are read; it stays so over openings,
+// and when their segments are freed.
+func testGaps(t *testing.T, p Place) {
+	s := open(t, p, Options{})
+	orders, noise := topic(t, s, "orders", 1), topic(t, s, "noise", 1)
+	pt := part(orders, 0)
+	for i := range 10 {
+		mustAppend(t, s, pt, fmt.Sprint(2*i), fmt.Sprint(2*i+1))
+	}
+	fillSegments(t, s, part(noise, 0), 2) // so that the damage is not in the last commit
+	p.Damage(t, s, pt, 8)
+	p.Damage(t, s, pt, 10)
+	// Reading tells of the damage first, of the gap when it was seen to.
+	gap := func(from index.Index) *store.GapError {
+		t.Helper()
+		for deadline := time.Now().Add(10 * time.Second); ; {
+			buf, next, err := s.Read(pt, from, 20, 1<<20, []byte("kept"))
+			if err == nil || string(buf) != "kept" || next != from {
+				t.Fatalf("read of a lost message: %d bytes, next %d, %v", len(buf), next, err)
+			}
+			if g := (*store.GapError)(nil); errors.As(err, &g) {
+				return g
+			}
+			if !errors.Is(err, store.ErrDamaged) || time.Now().After(deadline) {
+				t.Fatal(err)
+			}
+		}
+	}
+	check := func() {
+		t.Helper()
+		b, next, err := s.Read(pt, 0, 20, 1<<20, nil)
+		if err != nil || next != 8 {
+			t.Fatalf("read up to the damage: next %d, %v", next, err)
+		}
+		if _, bodies := Bodies(t, pt, b); len(bodies) != 8 {
+			t.Fatal(bodies)
+		}
+		if g := gap(8); g.From != 8 || g.To != 12 {
+			t.Fatalf("gap [%d, %d), want [8, 12)", g.From, g.To)
+		}
+		if g := gap(9); g.From != 9 || g.To != 12 {
+			t.Fatalf("gap [%d, %d), want [9, 12)", g.From, g.To)
+		}
+		b, next, err = s.Read(pt, 12, 20, 1<<20, nil)
+		if err != nil || next != 20 {
+			t.Fatalf("read after the gap: next %d, %v", next, err)
+		}
+		if from, bodies := Bodies(t, pt, b); from != 12 || len(bodies) != 8 || bodies[0] != "12" {
+			t.Fatal(from, bodies)
+		}
+		if first, end, err := s.Bounds(pt); first != 0 || end != 20 || err != nil {
+			t.Fatal(first, end, err)
+		}
+		if at, err := s.Stored(pt, 8); at == 0 || err != nil {
+			t.Fatalf("a lost message has the time %d, %v", at, err)
+		}
+	}
+	gap(8)
+	gap(10)
+	check()
+	u := usage(t, s, 0)
+	if len(u.Holes) == 0 || u.DamagedBytes == 0 {
+		t.Fatalf("usage %+v", u)
+	}
+	var lost uint64
+	for _, h := range u.Holes {
+		lost += h.Messages
+	}
+	if lost != 4 {
+		t.Fatalf("%d messages in %+v, want 4", lost, u.Holes)
+	}
+	for i := range 3 {
+		if i == 1 {
+			if err := s.Checkpoint(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		shut(t, s)
+		s = open(t, p, Options{})
+		check()
+	}
+	end := fillSegments(t, s, part(noise, 0), 5)
+	if err := s.Trim(part(noise, 0), end); err != nil {
+		t.Fatal(err)
+	}
+	if n := reclaim(t, s); n <= 0 {
+		t.Fatal("nothing was freed")
+	}
+	for range 2 {
+		check()
+		shut(t, s)
+		s = open(t, p, Options{})
+	}
+}

@@ -29,8 +29,13 @@ type Options struct {
 	Now func() int64
 }
 
-// Place opens the one store of a place. It is called again only after the store it returned was closed.
-type Place func(t testing.TB, o Options) store.Store
+// Place is where one store can be. Its segments are of at most 64 KiB.
+type Place struct {
+	// Open opens the store. It is called again only after the one it returned was closed.
+	Open func(t testing.TB, o Options) store.Store
+	// Damage damages what s, which is open, has stored of message i, behind its back.
+	Damage func(t testing.TB, s store.Store, p store.Partition, i index.Index)
+}
 
 // Run runs the suite. newPlace returns a place where no store was yet.
 func Run(t *testing.T, newPlace func(t testing.TB) Place) {
@@ -51,6 +56,11 @@ func Run(t *testing.T, newPlace func(t testing.TB) Place) {
 		{"delete under load", testDeleteConcurrent},
 		{"trim", testTrim},
 		{"stored", testStored},
+		{"bytes", testBytes},
+		{"reclaim", testReclaim},
+		{"carry forward", testCarryForward},
+		{"reclaim deleted topics", testReclaimDeleted},
+		{"gaps", testGaps},
 		{"tables", testTables},
 		{"gather", testGather},
 		{"watch", testWatch},
@@ -65,7 +75,7 @@ func Run(t *testing.T, newPlace func(t testing.TB) Place) {
 
 func open(t testing.TB, p Place, o Options) store.Store {
 	t.Helper()
-	s := p(t, o)
+	s := p.Open(t, o)
 	t.Cleanup(func() { s.Close() })
 	return s
 }
@@ -126,11 +136,16 @@ func Append(s store.Store, p store.Partition, batch []byte) Appended {
 
 func mustAppend(t testing.TB, s store.Store, p store.Partition, bodies ...string) Appended {
 	t.Helper()
-	a := Append(s, p, Batch(t, bodies...))
-	if a.Err != nil {
-		t.Fatalf("append: %v", a.Err)
+	for {
+		a := Append(s, p, Batch(t, bodies...))
+		switch {
+		case errors.Is(a.Err, journal.ErrBusy):
+			continue
+		case a.Err != nil:
+			t.Fatalf("append: %v", a.Err)
+		}
+		return a
 	}
-	return a
 }
 
 func record(s store.Store, kind journal.Kind, payload string) error {

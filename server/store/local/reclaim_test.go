@@ -1,0 +1,500 @@
+package local
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/journal/journaltest"
+	"github.com/jmqio/jmq/server/store"
+)
+
+// life is a store that keeps a few messages of one partition while those of another come and go: in every segment is a little that is needed
+// for ever. Bodies are their messages' indexes. Hooks read it while it runs.
+type life struct {
+	keep, noise store.Partition
+	kept        atomic.Int64 // messages of keep that were answered
+	sent        atomic.Int64 // and asked for
+	noised      atomic.Int64 // of noise, answered
+	noiseSent   atomic.Int64
+	trim        atomic.Int64 // what noise was to be trimmed to, at most
+	each        int          // messages of keep in each segment of noise
+}
+
+const noiseBytes = 4000
+
+func (l *life) open(s *Store) error {
+	for _, p := range []*store.Partition{&l.keep, &l.noise} {
+		name := map[bool]string{true: "keep", false: "noise"}[p == &l.keep]
+		topic, err := s.CreateTopic(context.Background(), 0, name, 1)
+		if err != nil && !errors.Is(err, store.ErrTopicExists) {
+			return err
+		}
+		*p = partitionOfTopic(topic, 0)
+	}
+	return nil
+}
+
+func (l *life) send(t testing.TB, s *Store, p store.Partition) error {
+	sent, answered, pad := &l.sent, &l.kept, ""
+	if p == l.noise {
+		sent, answered, pad = &l.noiseSent, &l.noised, " "+strings.Repeat("n", noiseBytes)
+	}
+	n := sent.Load()
+	sent.Add(1)
+	r := appendWait(s, p, batchOf(t, fmt.Sprint(n)+pad))
+	if r.err != nil {
+		return r.err
+	}
+	if r.first != index.Index(n) {
+		return fmt.Errorf("message %d has index %d", n, r.first)
+	}
+	answered.Store(n + 1)
+	return nil
+}
+
+// round fills segments, trims the noise and frees what it can.
+func (l *life) round(t testing.TB, s *Store) error {
+	for range 3 {
+		for range l.each {
+			if err := l.send(t, s, l.keep); err != nil {
+				return err
+			}
+		}
+		for segments := s.Metrics().Journal.Segments; s.Metrics().Journal.Segments == segments; {
+			if err := l.send(t, s, l.noise); err != nil {
+				return err
+			}
+		}
+	}
+	_, end, err := s.Bounds(l.noise)
+	if err != nil {
+		return err
+	}
+	l.trim.Store(int64(end - 1))
+	if err := s.Trim(l.noise, end-1); err != nil {
+		return err
+	}
+	_, err = s.Reclaim(context.Background())
+	return err
+}
+
+// state is a life at one moment.
+type state struct{ kept, sent, noised, noiseSent, trim int64 }
+
+func (l *life) state() state {
+	return state{l.kept.Load(), l.sent.Load(), l.noised.Load(), l.noiseSent.Load(), l.trim.Load()}
+}
+
+// check opens what is left and holds it against before (when the power was lost) and after (what may have become of it meanwhile).
+func (l *life) check(t testing.TB, fs vfs.FS, before, after state) error {
+	o := options(fs)
+	o.SegmentBytesMax = 64 << 10
+	s, err := Open(o)
+	if err != nil {
+		return fmt.Errorf("open: %w", err)
+	}
+	defer s.Close()
+	if _, ok := s.Topic(0, "noise"); !ok {
+		if before.sent > 0 {
+			return errors.New("topics are lost")
+		}
+		return nil
+	}
+	look := func() error {
+		for _, c := range []struct {
+			p         store.Partition
+			low, high int64
+			first     int64
+		}{{l.keep, before.kept, after.sent, 0}, {l.noise, before.noised, after.noiseSent, after.trim}} {
+			first, end, err := s.Bounds(c.p)
+			if err != nil || int64(first) > c.first || int64(end) < c.low || int64(end) > c.high {
+				return fmt.Errorf("bounds of %+v: [%d, %d), %v, want the first up to %d, the end in [%d, %d]", c.p, first, end, err, c.first, c.low, c.high)
+			}
+			for at := first; at < end; {
+				b, next, err := s.Read(c.p, at, end, 1<<20, nil)
+				if err != nil {
+					return fmt.Errorf("read of %+v from %d: %w", c.p, at, err)
+				}
+				for _, body := range split(t, b) {
+					var n index.Index
+					if _, err := fmt.Sscan(body, &n); err != nil || n != at {
+						return fmt.Errorf("message %d of %+v is %.10q", at, c.p, body)
+					}
+					at++
+				}
+				if next != at {
+					return fmt.Errorf("read up to %d says %d", at, next)
+				}
+			}
+		}
+		return nil
+	}
+	if err := look(); err != nil {
+		return err
+	}
+	// And once more after everything that can go has gone.
+	if _, err := s.Reclaim(context.Background()); err != nil {
+		return fmt.Errorf("reclaim: %w", err)
+	}
+	if err := look(); err != nil {
+		return fmt.Errorf("after reclaiming: %w", err)
+	}
+	return s.Close()
+}
+
+// TestReclaimCrash loses power after each file operation of trimming, carrying forward and freeing. No message that is kept is
+// lost, none is there twice, each has its own index.
+func TestReclaimCrash(t *testing.T) {
+	r := random(t)
+	fs := journaltest.New(nil)
+	rng := rand.New(rand.NewPCG(uint64(r.Int63()), 3))
+	l := &life{each: 5}
+	o := options(fs)
+	o.SegmentBytesMax = 64 << 10
+	s := mustOpen(t, o)
+	if err := l.open(s); err != nil {
+		t.Fatal(err)
+	}
+	ops, checked, step := r.Intn(stride()), 0, stride()
+	fs.SetAfter(func(op journaltest.Op) {
+		ops++
+		appended := strings.HasSuffix(op.Path, ".journal") && (op.Call == journaltest.Write || op.Call == journaltest.SyncData)
+		if appended && ops%(7*step) != 0 || ops%step != 0 || t.Failed() {
+			return
+		}
+		for _, percent := range []int{0, 50, 100} {
+			before := l.state()
+			clone := fs.Crash(percent, rng)
+			checked++
+			if err := l.check(t, clone, before, l.state()); err != nil {
+				t.Errorf("crash with %d %% of the unsynced after operation %d, %v: %v", percent, ops, op, err)
+				return
+			}
+		}
+	})
+	for range 3 {
+		if err := l.round(t, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fs.SetAfter(nil)
+	m := s.Metrics()
+	if m.CarriedRecords < 30 || m.ReclaimedBytes == 0 || m.Journal.Begin == 0 {
+		t.Fatalf("%d records were carried forward, %d bytes freed", m.CarriedRecords, m.ReclaimedBytes)
+	}
+	mustClose(t, s)
+	if err := l.check(t, fs, l.state(), l.state()); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d operations, %d crashes", ops, checked)
+}
+
+// TestReclaimFault fails each call of a Reclaim that carries forward, once; then the power is lost, or not.
+func TestReclaimFault(t *testing.T) {
+	r := random(t)
+	rng := rand.New(rand.NewPCG(uint64(r.Int63()), 4))
+	step := stride()
+	hits := 0
+	for k := 1 + r.Intn(step); ; k += step {
+		fs := journaltest.New(nil)
+		l := &life{each: 5}
+		o := options(fs)
+		o.SegmentBytesMax = 64 << 10
+		s := mustOpen(t, o)
+		if err := l.open(s); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.round(t, s); err != nil {
+			t.Fatal(err)
+		}
+		calls, hit := 0, atomic.Bool{}
+		fs.SetBefore(func(op journaltest.Op) journaltest.Fault {
+			if calls++; calls != k {
+				return journaltest.Fault{}
+			}
+			hit.Store(true)
+			return journaltest.Fault{Err: journaltest.ErrInjected, After: k%2 == 0}
+		})
+		_ = l.round(t, s) // what it says is seen in what is there
+		fs.SetBefore(nil)
+		if !hit.Load() {
+			mustClose(t, s)
+			break
+		}
+		hits++
+		before := l.state()
+		clone := fs.Crash(50, rng)
+		s.Close()
+		for name, left := range map[string]vfs.FS{"crashed": clone, "opened again": fs} {
+			if err := l.check(t, left, before, l.state()); err != nil {
+				t.Fatalf("fault at call %d, %s: %v", k, name, err)
+			}
+		}
+	}
+	if hits < 100/step {
+		t.Fatalf("only %d calls were hit", hits)
+	}
+}
+
+// TestReclaimUnderLoad appends and reads while segments go: whoever reads a kept message gets it, wherever it is meanwhile.
+func TestReclaimUnderLoad(t *testing.T) {
+	o := options(vfs.NewMem())
+	o.SegmentBytesMax = 64 << 10
+	s := mustOpen(t, o)
+	l := &life{each: 1}
+	if err := l.open(s); err != nil {
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	var reads atomic.Int64
+	for i := range 2 {
+		rng := rand.New(rand.NewPCG(1, uint64(i)))
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				n := l.kept.Load()
+				if n == 0 {
+					continue
+				}
+				at := index.Index(rng.Int64N(n))
+				b, _, err := s.Read(l.keep, at, at+1, 1, nil)
+				if err != nil {
+					t.Errorf("read of %d of %d: %v", at, n, err)
+					return
+				}
+				if got := split(t, b); len(got) != 1 || got[0] != fmt.Sprint(at) {
+					t.Errorf("message %d is %v", at, got)
+					return
+				}
+				reads.Add(1)
+			}
+		})
+	}
+	rounds := 10 // with more, what is kept would be more than a quarter of a segment
+	if raceEnabled {
+		rounds = 5
+	}
+	for range rounds {
+		if err := l.round(t, s); err != nil {
+			t.Error(err)
+			break
+		}
+	}
+	close(stop)
+	wg.Wait()
+	m := s.Metrics()
+	if m.Journal.Segments > 8 || reads.Load() == 0 || m.CarriedRecords < int64(rounds*rounds/2) {
+		t.Fatalf("%d segments are left, %d reads, %+v", m.Journal.Segments, reads.Load(), m)
+	}
+	mustClose(t, s)
+}
+
+// TestTopicsComeAndGo creates and deletes 500 topics while others are appended to: no file, goroutine or memory is left of them.
+func TestTopicsComeAndGo(t *testing.T) {
+	mem := vfs.NewMem()
+	o := options(mem)
+	s := mustOpen(t, o)
+	ctx := context.Background()
+	keep := partitionOfTopic(mustTopic(t, s, "keep", 1), 0)
+	round := func(n int) {
+		t.Helper()
+		for i := range n {
+			topic := mustTopic(t, s, fmt.Sprint("t", i), 8)
+			for p := range 8 {
+				if r := appendWait(s, partitionOfTopic(topic, p), batchOf(t, "x")); r.err != nil {
+					t.Fatal(r.err)
+				}
+			}
+			if r := appendWait(s, keep, batchOf(t, "kept")); r.err != nil {
+				t.Fatal(r.err)
+			}
+			if i%50 == 49 {
+				if err := s.Checkpoint(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := s.DeleteTopic(ctx, topic.ID, topic.Incarnation, "", ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.drop()
+	}
+	files := func() int {
+		t.Helper()
+		n := 0
+		for _, dir := range []string{"/store", "/store/index"} {
+			names, err := mem.List(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += len(names)
+		}
+		return n
+	}
+	round(50)
+	if err := errors.Join(s.Checkpoint(), s.Checkpoint()); err != nil {
+		t.Fatal(err)
+	}
+	goroutines, before := runtime.NumGoroutine(), files()
+	round(500)
+	if err := s.Checkpoint(); err != nil {
+		t.Fatal(err)
+	}
+	if n := runtime.NumGoroutine(); n > goroutines {
+		t.Errorf("%d goroutines, %d before", n, goroutines)
+	}
+	if n := files(); n > before+8 { // runs that are not merged yet
+		t.Errorf("%d files, %d before", n, before)
+	}
+	if m := s.Metrics(); m.Topics != 1 || m.Index.Partitions != 1 {
+		t.Errorf("%d topics, %d partitions", m.Topics, m.Index.Partitions)
+	}
+	if n := len(*s.byID.Load()); n > 3 {
+		t.Errorf("ids up to %d for one topic at a time", n)
+	}
+	s.changing.Lock()
+	if len(s.changing.names) != 0 || len(s.changing.free) > 3 {
+		t.Errorf("%d changes, %d free ids", len(s.changing.names), len(s.changing.free))
+	}
+	s.changing.Unlock()
+	mustClose(t, s)
+	s = mustOpen(t, o)
+	if _, end, err := s.Bounds(keep); end != 550 || err != nil || len(s.Topics()) != 1 {
+		t.Fatal(end, err, s.Topics())
+	}
+	mustClose(t, s)
+}
+
+// TestBothCheckpointsGone removes or damages both checkpoints of a store whose log begins late: it says so, whatever is left, and starts
+// with nothing less.
+func TestBothCheckpointsGone(t *testing.T) {
+	for name, damage := range damages {
+		mem := vfs.NewCrashableMem()
+		o := options(mem)
+		o.SegmentBytesMax = 64 << 10
+		s := mustOpen(t, o)
+		l := &life{each: 5}
+		if err := l.open(s); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.round(t, s); err != nil {
+			t.Fatal(err)
+		}
+		if s.log.Begin() == 0 {
+			t.Fatal("nothing was freed")
+		}
+		mustClose(t, s)
+		all := find(t, mem, "/store", checkpointSuffix)
+		if len(all) != checkpointsKept {
+			t.Fatal(all)
+		}
+		change(t, mem, all[1], damage)
+		clone := mem.CrashClone(vfs.CrashCloneCfg{})
+		if err := l.check(t, clone, l.state(), l.state()); err != nil {
+			t.Fatalf("%s: with the older one: %v", name, err)
+		}
+		if name == "empty" {
+			err := errors.Join(mem.Remove(all[0]), mem.Remove(all[1]))
+			if err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			change(t, mem, all[0], damage)
+		}
+		for range 2 {
+			_, err := Open(o)
+			if err == nil || !strings.Contains(err.Error(), "no whole checkpoint left") || strings.Contains(err.Error(), "\n") {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+	}
+}
+
+// TestSegmentsTakenAway removes the first segment of a log that was trimmed: the store sees that it was not its own doing.
+func TestSegmentsTakenAway(t *testing.T) {
+	mem := vfs.NewCrashableMem()
+	o := options(mem)
+	o.SegmentBytesMax = 64 << 10
+	s := mustOpen(t, o)
+	l := &life{each: 5}
+	if err := l.open(s); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := l.round(t, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustClose(t, s)
+	segments := find(t, mem, "/store/journal", ".journal")
+	if len(segments) < 2 || strings.HasSuffix(segments[0], "/00000000000000000000.journal") {
+		t.Fatal(segments)
+	}
+	if err := mem.Remove(segments[0]); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(o); err == nil || strings.Contains(err.Error(), "\n") {
+		t.Fatal(err)
+	}
+}
+
+// TestCarriedGolden holds the bytes of carried-forward records, and that what is none is refused.
+func TestCarriedGolden(t *testing.T) {
+	rec := journal.Record{Kind: journal.KindMessages, Position: 4096, Epoch: journal.MakeEpoch(1, 2), Stored: 1e18, Payload: []byte("a batch")}
+	one, err := appendCarried(nil, &rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := appendCarried(nil, &journal.Record{Kind: journal.KindCarriedForward, Position: 8192, Payload: one})
+	if err != nil || !bytes.Equal(again, one) {
+		t.Fatalf("carried again: %x, %v", again, err)
+	}
+	p := store.Partition{Topic: 258, Incarnation: 3, Partition: 4}
+	lost := appendCarriedLost(nil, p, 1000, 71000, 4096, 1e18)
+	c, err := parseCarried(lost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if gotP, from, to, err := c.lost(); gotP != p || from != 1000 || to != 71000 || err != nil {
+		t.Fatal(gotP, from, to, err)
+	}
+	golden(t, "carried.golden", fmt.Appendf(nil, "# messages\n%s# lost\n%s", hex.Dump(one), hex.Dump(lost)))
+	for i := range lost[:carriedHeaderBytes] {
+		b := bytes.Clone(lost)
+		b[i] ^= 0x80
+		c, err := parseCarried(b)
+		if (err == nil) != (i >= 8) {
+			t.Fatalf("byte %d: %+v, %v", i, c, err)
+		}
+	}
+	for i := range lost {
+		c, err := parseCarried(lost[:i])
+		if err == nil {
+			_, _, _, err = c.lost()
+		}
+		if err == nil {
+			t.Fatalf("cut at %d: accepted", i)
+		}
+	}
+	if _, err := appendCarried(nil, &journal.Record{Kind: journal.KindCarriedForward, Payload: []byte("x")}); err == nil {
+		t.Fatal("carried what is no carried record")
+	}
+}
