@@ -383,7 +383,9 @@ func (s *Store) rebuildRecord(build *index.Rebuild, rec *journal.Record, in *bat
 		}
 		return build.Append(keyOf(p), first, batch)
 	case journal.KindCarriedForward:
-		return in.moves(rec, func(p store.Partition, first index.Index, b *index.Batch) error { return build.Move(keyOf(p), first, b) })
+		return in.moves(rec, func(p store.Partition, first index.Index, b *index.Batch) error {
+			return build.Move(keyOf(p), first, b)
+		})
 	}
 	return nil
 }
