@@ -99,7 +99,7 @@ func TestRecoverLoss(t *testing.T) {
 	add(b, "0")
 	from := add(a, "lost", "lost") // the hole begins
 	add(b, "lost")
-	late, err := s.CreateTopic(ctx, 0, "late", 3)
+	late, err := s.CreateTopic(ctx, store.Topic{Name: "late", Partitions: 3}, "")
 	if err != nil {
 		t.Fatal(err)
 	}

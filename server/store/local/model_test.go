@@ -58,7 +58,7 @@ func (m *model) open() {
 }
 
 func (m *model) create(name string) {
-	topic, err := m.s.CreateTopic(context.Background(), 0, name, 2)
+	topic, err := m.s.CreateTopic(context.Background(), store.Topic{Name: name, Partitions: 2}, "")
 	if err != nil {
 		m.r.Fatalf("create %s: %v", name, err)
 	}

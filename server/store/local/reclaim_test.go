@@ -38,7 +38,7 @@ const noiseBytes = 4000
 func (l *life) open(s *Store) error {
 	for _, p := range []*store.Partition{&l.keep, &l.noise} {
 		name := map[bool]string{true: "keep", false: "noise"}[p == &l.keep]
-		topic, err := s.CreateTopic(context.Background(), 0, name, 1)
+		topic, err := s.CreateTopic(context.Background(), store.Topic{Name: name, Partitions: 1}, "")
 		if err != nil && !errors.Is(err, store.ErrTopicExists) {
 			return err
 		}
