@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -555,5 +557,93 @@ func TestDeletedTopicsTakeNothing(t *testing.T) {
 	}
 	if n := w.broker.Metrics().Dispatch.Queues; n != 0 {
 		t.Errorf("%d queues", n)
+	}
+}
+
+// audit keeps who did what, as the journal has it.
+type audit struct {
+	mu   sync.Mutex
+	rows []string
+}
+
+func (a *audit) Name() string             { return "audit" }
+func (a *audit) Snapshot(b []byte) []byte { return b }
+func (a *audit) Restore([]byte) error     { return nil }
+func (a *audit) Apply(rec journal.Record) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch rec.Kind {
+	case journal.KindOffsetReset:
+		r, err := offset.DecodeReset(rec.Payload)
+		if err != nil {
+			return err
+		}
+		a.rows = append(a.rows, fmt.Sprintf("%v %s on %s by %s: %s", r.Operation, r.GroupName, r.TopicName, r.Who, r.Why))
+	case journal.KindTopic:
+		r, err := store.ParseTopicRecord(rec.Payload)
+		if err != nil {
+			return err
+		}
+		a.rows = append(a.rows, fmt.Sprintf("topic %d %s by %s: %s", r.Operation, r.Topic.Name, r.Who, r.Why))
+	}
+	return nil
+}
+
+// TestAudit shows that the journal says of every change who made it and why, and nothing of what changed nothing.
+func TestAudit(t *testing.T) {
+	rows := &audit{}
+	w := newWorld(t, Options{}, rows)
+	defer w.close()
+	ctx := wire.WithPeer(context.Background(), &wire.Peer{ClientID: "c-1", App: "shop", Addr: "10.0.0.7:4711"})
+	two, group := uint32(2), "pay"
+	for i, do := range []func() error{
+		func() error {
+			_, err := w.broker.CreateTopic(ctx, &wire.CreateTopicRequest{Topic: "orders", Partitions: 1})
+			return err
+		},
+		func() error {
+			_, err := w.broker.Subscribe(ctx, &wire.SubscribeRequest{Topic: "orders", Group: group})
+			return err
+		},
+		func() error {
+			_, err := w.broker.AlterTopic(ctx, &wire.AlterTopicRequest{Topic: "orders", Partitions: &two, Reason: "load"})
+			return err
+		},
+		func() error {
+			_, err := w.broker.AlterTopic(ctx, &wire.AlterTopicRequest{Topic: "orders", Partitions: &two, Reason: "again"})
+			return err
+		},
+		func() error {
+			_, err := w.broker.SeekGroup(ctx, &wire.SeekGroupRequest{Topic: "orders", Group: group, To: uint32(wire.SeekStart), DryRun: true, Reason: "looking"})
+			return err
+		},
+		func() error {
+			_, err := w.broker.SeekGroup(ctx, &wire.SeekGroupRequest{Topic: "orders", Group: group, To: uint32(wire.SeekStart), Reason: "again from the start"})
+			return err
+		},
+		func() error {
+			_, err := w.broker.AlterGroup(ctx, &wire.AlterGroupRequest{Topic: "orders", Group: group, Policy: &wire.GroupPolicy{Parallel: true}, Reason: "faster"})
+			return err
+		},
+		func() error {
+			_, err := w.broker.RemoveGroup(ctx, &wire.RemoveGroupRequest{Topic: "orders", Group: group, Reason: "gone"})
+			return err
+		},
+		func() error {
+			_, err := w.broker.DeleteTopic(ctx, &wire.DeleteTopicRequest{Topic: "orders", Reason: "over"})
+			return err
+		},
+	} {
+		if err := do(); err != nil {
+			t.Errorf("step %d: %v", i, err)
+		}
+	}
+	const who = "by app=shop client=c-1 addr=10.0.0.7:4711: "
+	want := []string{"topic 1 orders " + who, "birth pay on orders " + who + "first subscription", "topic 2 orders " + who + "load", "move pay on orders " + who + "again from the start",
+		"alter pay on orders " + who + "faster", "remove pay on orders " + who + "gone", "topic 3 orders " + who + "over"}
+	rows.mu.Lock()
+	defer rows.mu.Unlock()
+	if !slices.Equal(rows.rows, want) {
+		t.Errorf("the journal says\n%s\nwant\n%s", strings.Join(rows.rows, "\n"), strings.Join(want, "\n"))
 	}
 }

@@ -23,7 +23,7 @@ import (
 //   - A message that was acked with ok is not given again, to the same group, ever.
 //   - Every duplicate has its reason: its lease had ended (released, ack timeout, connection gone, restart) before it was
 //     given again. While a lease lasts its messages are nobody else's.
-//   - A group that was moved stands where it was said, after a restart too; what was leased then has ended, and no ack of it counts.
+//   - A group that was removed begins anew. One that was moved stands where it was said, after a restart too; what was leased then has ended, and no ack of it counts.
 //   - At the end, after a drain, each group acked each message that was answered ok, and no index twice.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
@@ -88,7 +88,7 @@ func runModel(t *testing.T, r *rapid.T) error {
 	defer func() { m.close() }()
 	m.topic("orders", modelPartitions)
 	for range rapid.IntRange(5, 40).Draw(r, "steps") {
-		op := rapid.SampledFrom([]string{"send", "send", "subscribe", "fetch", "fetch", "fetch", "ack", "ack", "ack", "ack", "wait", "connect", "restart", "power", "hold", "seek"}).Draw(r, "op")
+		op := rapid.SampledFrom([]string{"send", "send", "subscribe", "fetch", "fetch", "fetch", "ack", "ack", "ack", "ack", "wait", "connect", "restart", "power", "hold", "seek", "seek", "remove"}).Draw(r, "op")
 		if err := m.step(op); err != nil {
 			return fmt.Errorf("%s: %w", op, err)
 		}
@@ -162,6 +162,11 @@ func (m *model) step(op string) error {
 			return nil
 		}
 		return m.seek(m.int("group", 0, len(m.groups)-1), uint32(m.int("partition", 0, modelPartitions-1)), uint64(m.int("index", 0, 40)), m.int("dry", 0, 2) == 0)
+	case "remove":
+		if len(m.groups) == 0 {
+			return nil
+		}
+		return m.remove(m.int("group", 0, len(m.groups)-1))
 	case "hold":
 		// Power is lost while acks are on their way to the disk: they are answered ok or not at all, and what was ok stays.
 		l := m.lease()
@@ -209,6 +214,27 @@ func (m *model) seek(group int, p uint32, to uint64, dry bool) error {
 	m.offsets[key], m.generations[key] = index.Index(row.To), row.Generation
 	for _, l := range m.leases {
 		if l.group == group && uint32(l.Partition) == p {
+			l.over = true
+		}
+	}
+	return nil
+}
+
+// remove takes a group off the topic and lets it be born there again, at the beginning.
+func (m *model) remove(group int) error {
+	g := m.groups[group]
+	if _, err := m.broker.RemoveGroup(as("x"), &wire.RemoveGroupRequest{Topic: "orders", Group: g.name, Force: true}); err != nil {
+		return err
+	}
+	m.subscribe("orders", g.name, wire.StartBeginning)
+	*g = modelGroup{name: g.name}
+	for p := range modelPartitions {
+		key := fmt.Sprint(g.name, p)
+		m.offsets[key] = 0
+		m.generations[key]++ // at least
+	}
+	for _, l := range m.leases {
+		if l.group == group {
 			l.over = true
 		}
 	}
