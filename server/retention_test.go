@@ -116,6 +116,13 @@ func TestFullDisk(t *testing.T) {
 			t.Errorf("/metrics has no %q", want)
 		}
 	}
+	u, err := s.Admin().StoreUsage(t.Context(), &wire.StoreUsageRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if u.State != "refusing" || !strings.HasPrefix(u.Why, "Sends are refused: the disk of the journal is 95 % full. ") || len(u.Disks) != 2 || u.Disks[1].Free != 5<<30 || u.JournalBytes == 0 {
+		t.Errorf("the store's usage: %v", u)
+	}
 	d.percent.Store(10)
 	until(t, "sends are taken again", func() bool { return send(p) == nil })
 	d.percent.Store(101)

@@ -54,20 +54,20 @@ func (s *Store) Usage(holdsMax int) (store.Usage, error) {
 // for, until there are enough.
 func (s *Store) holds(segments []journal.SegmentInfo, max int) ([]store.Hold, error) {
 	var holds []store.Hold
+	// A partition holds by the first message that it has in the oldest of these segments: what was carried forward lies behind later ones.
+	seen := map[index.Key]bool{}
 	for i := range segments {
 		if max <= 0 || len(holds) >= max {
 			break
 		}
-		list := holds[:0]
 		s.index.Below(uint64(segments[i].End), func(k index.Key, from, _ index.Index, _ int64) bool {
-			p := store.Partition{Topic: store.TopicID(k.Topic), Incarnation: k.Incarnation, Partition: k.Partition}
-			if n := len(list); n > 0 && list[n-1].Partition == p { // of a partition whose messages were carried forward there may be several parts
-				return true
+			if !seen[k] {
+				seen[k] = true
+				p := store.Partition{Topic: store.TopicID(k.Topic), Incarnation: k.Incarnation, Partition: k.Partition}
+				holds = append(holds, store.Hold{Partition: p, First: from})
 			}
-			list = append(list, store.Hold{Partition: p, First: from})
 			return true
 		})
-		holds = list
 	}
 	end := s.log.Committed()
 	var one [1]index.Entry
