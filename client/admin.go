@@ -384,7 +384,7 @@ func (c *Client) Peek(ctx context.Context, topic string, p Peek) (Peeked, error)
 	}
 	err := c.readBatches(out.Batches, out.From, out.To, func(index uint64, stored time.Time, m wire.Message) {
 		got.Messages = append(got.Messages, StoredMessage{
-			Message: messageOf(topic, p.Partition, m), Index: index, BornAt: time.Unix(0, m.BornNs), StoredAt: stored,
+			Message: messageOf(topic, &p.Partition, m), Index: index, BornAt: time.Unix(0, m.BornNs), StoredAt: stored,
 		})
 	})
 	if err != nil {
@@ -433,10 +433,10 @@ func (c *Client) readBatches(batches []byte, from, to uint64, each func(index ui
 	return nil
 }
 
-func messageOf(topic string, partition uint16, m wire.Message) Message {
+func messageOf(topic string, partition *uint16, m wire.Message) Message {
 	return Message{
 		Topic: topic, ID: ulid.ULID(m.ID).String(), Key: m.Key, OrderKey: m.OrderKey, Tag: m.Tag, Headers: m.Headers, Body: m.Body, Flag: m.Flag,
-		Priority: m.Priority, Partition: &partition,
+		Priority: m.Priority, Partition: partition,
 	}
 }
 

@@ -25,11 +25,15 @@ type okBroker struct {
 
 func (b *okBroker) Produce(ctx context.Context, r *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) {
 	n := uint64(wire.Batch(r.Batch).Count())
-	answer := func() { done(&wire.ProduceResponse{FirstIndex: b.indexes.Add(n) - n, StoredNs: 1}, nil) }
+	first := b.indexes.Add(n) - n
 	if b.every == 0 {
-		answer()
+		done(&wire.ProduceResponse{FirstIndex: first, StoredNs: 1}, nil)
 		return
 	}
+	b.answerLater(func() { done(&wire.ProduceResponse{FirstIndex: first, StoredNs: 1}, nil) })
+}
+
+func (b *okBroker) answerLater(answer func()) {
 	w := &b.waiting
 	w.Lock()
 	defer w.Unlock()

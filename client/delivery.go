@@ -43,11 +43,11 @@ func (d *Delivery) Release(ctx context.Context) error {
 
 // deliveries reads what of a fetch's batches belongs to its lease. The batches are kept by the deliveries.
 func (c *Consumer) deliveries(r *wire.FetchResponse, member uint32, t *term) ([]*Delivery, error) {
-	deadline, attempt := t.end(), max(int(r.Attempt), 1)
+	partition, deadline, attempt := r.Partition, t.end(), max(int(r.Attempt), 1)
 	all := make([]Delivery, 0, r.To-r.From)
 	err := c.c.readBatches(r.Batches, r.From, r.To, func(index uint64, stored time.Time, m wire.Message) {
 		all = append(all, Delivery{
-			Message: messageOf(c.topic, r.Partition, m),
+			Message: messageOf(c.topic, &partition, m),
 			Group:   c.o.group, Index: index, Epoch: r.Epoch, Lease: r.Lease, Member: member, Deadline: deadline, Attempt: attempt,
 			BornAt: time.Unix(0, m.BornNs), StoredAt: stored, consumer: c, partition: r.Partition, term: t,
 		})
