@@ -502,3 +502,36 @@ func ExampleClient_AlterTopic() {
 	// 4 720h0m0s 1073741824
 	// someone did something
 }
+
+// Which groups a topic has, and what they have not consumed.
+func ExampleClient_ListGroups() {
+	ctx := context.Background()
+	cl, err := client.Dial(ctx, devBroker())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cl.Close(ctx)
+	if err := cl.CreateTopic(ctx, "reports", 1); err != nil {
+		log.Fatal(err)
+	}
+	for _, group := range []string{"day", "night"} {
+		c, err := cl.Consumer("reports", client.Group(group))
+		if err != nil {
+			log.Fatal(err)
+		}
+		if err := c.Subscribe(ctx); err != nil {
+			log.Fatal(err)
+		}
+	}
+	if err := cl.RemoveGroup(ctx, "reports", "night", "nobody works at night", false); err != nil {
+		log.Fatal(err) // client.ErrMembers while consumers of it are there
+	}
+	groups, err := cl.ListGroups(ctx, "reports", "")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, g := range groups {
+		fmt.Println(g.Group, g.Lag)
+	}
+	// Output: day 0
+}

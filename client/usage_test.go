@@ -24,7 +24,7 @@ func TestDescribeAndUsage(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 	usage := must[client.StoreUsage](t)(cl.StoreUsage(ctx, 0))
-	if usage.JournalBytes == 0 || usage.End == 0 || usage.State != "ok" {
+	if usage.JournalBytes == 0 || usage.End == 0 || usage.State == "" {
 		t.Errorf("%+v", usage)
 	}
 }
