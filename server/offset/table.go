@@ -190,6 +190,9 @@ func (s *state) end(ends []End, stored int64) error {
 // end is Progress.Add that keeps above.
 func (p *partition) end(r Range) uint64 {
 	ack := p.Ack
+	if planted.Bug("offset: over a hole") {
+		r.From = min(r.From, ack)
+	}
 	n := p.Add(r)
 	p.above = p.above + n - uint64(p.Ack-ack) // what the offset passed was above it or is new
 	return n
