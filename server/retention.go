@@ -18,7 +18,7 @@ func (s *Server) keep(st *local.Store, offsets *offset.Table) (*retention.Keeper
 		Store: st, Groups: func(t offset.Topic) []retention.Group { return groupsOf(s.broker, offsets, t) }, SetWritable: s.broker.SetWritable,
 		FS: vf, StateFile: vf.PathJoin(s.dir, stateName),
 		Folders: []retention.Folder{
-			{What: "journal", Path: s.folder(b.Journal.Folder, "journal"), Must: vf.PathJoin(s.dir, "STORE")},
+			{What: "journal", Path: s.folder(b.Journal.Folder, "journal"), Also: vf.PathJoin(s.dir, "STORE")},
 			{What: "index", Path: s.folder(b.Index.Folder, "index")},
 		},
 		Age: b.Retention.Age, Bytes: b.Retention.Bytes, AbandonedAfter: b.Retention.AbandonedAfter, Every: b.Retention.Every,

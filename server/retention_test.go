@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -153,6 +154,17 @@ func TestFolderVanishes(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, "it is ready again", func() bool { status, _ := readiness(t, s); return status == 200 })
+	for _, part := range []string{"journal", "index", "STORE"} {
+		path := filepath.Join(s.dir, part)
+		if err := os.Rename(path, path+".away"); err != nil {
+			t.Fatal(err)
+		}
+		until(t, part+" is gone", func() bool { status, _ := readiness(t, s); return status == 503 })
+		if err := os.Rename(path+".away", path); err != nil {
+			t.Fatal(err)
+		}
+		until(t, part+" is back", func() bool { status, _ := readiness(t, s); return status == 200 })
+	}
 	if err := send(p); err != nil {
 		t.Errorf("a send after the folder is back: %v", err)
 	}

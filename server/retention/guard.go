@@ -15,14 +15,15 @@ func (k *Keeper) see() time.Duration {
 	for _, f := range k.o.Folders {
 		d := k.disk(f)
 		disks = append(disks, d)
-		must := f.Must
-		if must == "" {
-			must = f.Path
-		}
-		if _, err := k.o.FS.Stat(must); notExist(err) {
-			gone = "the folder of the " + f.What + " is gone"
-		} else if err != nil && d.Error == "" {
-			d.Error = err.Error()
+		for _, path := range []string{f.Path, f.Also} {
+			if path == "" {
+				continue
+			}
+			if _, err := k.o.FS.Stat(path); notExist(err) {
+				gone = "the folder of the " + f.What + " is gone"
+			} else if err != nil && d.Error == "" {
+				d.Error = err.Error()
+			}
 		}
 		k.tellFolder(f, d.Error)
 		if d.Total > 0 {
@@ -63,8 +64,8 @@ func (k *Keeper) see() time.Duration {
 		if level < before {
 			log = k.o.Logger.Info
 		}
-		// A store that is kept at its limit by early deletion goes to and fro between these two for ever.
-		if l := max(level, before); l < Refuse && min(level, before) > OK {
+		// A store that is kept at its limit by early deletion goes to and fro below Refuse for ever.
+		if max(level, before) < Refuse {
 			if up := k.up(); k.told.levels[level] != 0 && up-k.told.levels[level] < levelEvery {
 				log = k.o.Logger.Debug
 			} else {

@@ -46,8 +46,8 @@ type Options struct {
 type Folder struct {
 	What string // "journal", "index"
 	Path string
-	// Must is a file or folder that is there while the store is: Path itself if it is empty.
-	Must string
+	// Also is a file that is there while the store is, besides Path; "": none.
+	Also string
 }
 
 // Group is where a consumer group stands on a topic.
