@@ -850,3 +850,113 @@ func TestConcurrent(t *testing.T) {
 		t.Errorf("%d durations of %d batches, sum %v", count, m.BatchesIn, m.ProduceDuration.Sum)
 	}
 }
+
+// TestDamagedMessages flips a bit of a stored message, while the broker runs or while it does not: two groups are told once each of the
+// gap, get everything else, and are not told again after a restart.
+func TestDamagedMessages(t *testing.T) {
+	for _, running := range []bool{true, false} {
+		t.Run(fmt.Sprint("running=", running), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, Options{})
+				defer func() { w.close() }()
+				w.topic("orders", 1)
+				const batches, size, hit = 10, 4, 3
+				for i := range batches {
+					msgs := messages(size, 0)
+					for j := range msgs {
+						msgs[j].Body = fmt.Appendf(nil, "message %d of batch %d.", j, i)
+					}
+					b, err := wire.AppendBatch(nil, [16]byte{1}, 0, msgs)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if _, err := w.produce("orders", 0, b); err != nil {
+						t.Fatal(err)
+					}
+				}
+				w.subscribe("orders", "pay", wire.StartBeginning)
+				w.subscribe("orders", "ship", wire.StartBeginning)
+				if !running {
+					w.close()
+				}
+				w.flip("message 2 of batch 3.")
+				if !running {
+					w.open()
+				}
+				for _, group := range []string{"pay", "ship"} {
+					var got, gaps offset.Ranges
+					told, busy := 0, 0
+					for {
+						f := w.fetch("a", wire.FetchRequest{Topic: "orders", Group: group, MessagesMax: 7})
+						if e, ok := errors.AsType[*wire.CodeError](f.err); ok && e.Code == wire.CodeBusy && busy < 2 {
+							busy++ // until the store knows what is lost
+							time.Sleep(e.RetryAfter)
+							continue
+						}
+						if f.err != nil || f.check() != nil {
+							t.Fatal(f.err, f.check())
+						}
+						if f.Gap != 0 {
+							told++
+							gaps.Add(offset.Range{From: index.Index(f.From), To: index.Index(f.To)})
+							if f.Gap != wire.GapDamaged {
+								t.Errorf("%s: gap %v", group, f.Gap)
+							}
+							continue
+						}
+						if f.Lease == 0 {
+							break
+						}
+						got.Add(offset.Range{From: index.Index(f.From), To: index.Index(f.To)})
+						r := ackAll(f)
+						r.Group = group
+						if a := <-w.startAck("a", r); a.err != nil || a.codes[0] != wire.CodeOK {
+							t.Fatal(a)
+						}
+					}
+					lost := offset.Range{From: hit * size, To: (hit + 1) * size}
+					if told != 1 || fmt.Sprint(gaps) != fmt.Sprint(offset.Ranges{lost}) || got.Count(lost) != 0 || got.Len() != (batches-1)*size {
+						t.Errorf("%s: told %d times of %v, got %v", group, told, gaps, got)
+					}
+				}
+				synctest.Wait()
+				w.crash(0, 1)
+				r, err := w.broker.GroupLag(as("a"), &wire.GroupLagRequest{Topic: "orders"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, row := range r.Partitions {
+					if row.Lag != 0 || row.AckOffset != batches*size {
+						t.Errorf("after a restart: %v", row)
+					}
+				}
+			})
+		})
+	}
+}
+
+// flip changes a bit of the one place in the journal's files where the text is.
+func (w *world) flip(text string) {
+	w.t.Helper()
+	places := 0
+	for name, content := range journaltest.Files(w.fs, "/store/journal") {
+		at := bytes.Index(content, []byte(text))
+		if at < 0 {
+			continue
+		}
+		places++
+		f, err := w.fs.Mem().OpenReadWrite("/store/journal/"+name, vfs.WriteCategoryUnspecified)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if _, err := f.WriteAt([]byte{content[at] ^ 1}, int64(at)); err != nil {
+			w.t.Fatal(err)
+		}
+		if err := errors.Join(f.Sync(), f.Close()); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	if places != 1 {
+		w.t.Fatalf("%q is at %d places", text, places)
+	}
+}
