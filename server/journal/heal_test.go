@@ -415,6 +415,10 @@ func TestCrashInHeal(t *testing.T) {
 					return
 				}
 				for _, percent := range []int{0, 50, 100} {
+					if raceEnabled && checked%5 != 0 {
+						checked++
+						continue
+					}
 					disk := fs.Crash(percent, rng)
 					checked++
 					got := messages{gaps: true}
@@ -538,5 +542,86 @@ func TestUnreadable(t *testing.T) {
 		}
 		fs.SetBefore(nil)
 		mustClose(t, j)
+	}
+}
+
+// TestFaultInHeal injects one fault at each call of a Heal, in a sealed segment and in the one that appends go to. Heal says so; the
+// journal goes on, or has stopped if the range lies where appends go; another Heal, or the next life, makes the hole, and
+// after a power loss nothing else is lost.
+func TestFaultInHeal(t *testing.T) {
+	step := 1
+	if raceEnabled {
+		step = 7
+	}
+	for _, kind := range faultKinds {
+		t.Run(kind.name, func(t *testing.T) {
+			for _, current := range []bool{false, true} {
+				for k := 1; ; k += step {
+					fs := journaltest.New(nil)
+					o := testOptions(fs)
+					s := sender{j: mustOpen(t, o)}
+					for range 20 {
+						s.mustSend(t, 4000)
+					}
+					m, err := readAll(s.j, 0)
+					if err != nil {
+						t.Fatal(err)
+					}
+					r := m.records[4]
+					if current {
+						r = m.records[18]
+					}
+					for s.j.Metrics().Spares == 0 || s.j.Bytes().Reserve == 0 { // so that the preparer rests
+						s.j.wakePreparer()
+						if err := s.j.WaitRoom(t.Context()); err != nil {
+							t.Fatal(err)
+						}
+					}
+					damage(t, fs.Mem(), s.j, r.Position, 100)
+					var calls atomic.Int64
+					var hit atomic.Bool
+					fs.SetBefore(func(op journaltest.Op) journaltest.Fault {
+						if strings.HasSuffix(op.Path, fillingSuffix) || kind.calls != nil && !slices.Contains(kind.calls, op.Call) {
+							return journaltest.Fault{}
+						}
+						if calls.Add(1) == int64(k) {
+							hit.Store(true)
+							return kind.fault
+						}
+						return journaltest.Fault{}
+					})
+					want := Hole{r.Position, r.End()}
+					h, err := s.j.Heal(r.Position)
+					fs.SetBefore(nil)
+					if err == nil && h != want {
+						t.Fatalf("call %d: %v, want %v", k, h, want)
+					}
+					if s.j.Err() != nil && (!current || err == nil) {
+						t.Fatalf("call %d: Heal: %v, and the journal has stopped: %v", k, err, s.j.Err())
+					}
+					if s.j.Err() == nil {
+						if h, err := s.j.Heal(r.Position); err != nil || h != want {
+							t.Fatalf("call %d: Heal again: %v, %v; want %v", k, h, err, want)
+						}
+						s.mustSend(t, 100)
+					}
+					disk := fs.Crash(0, nil)
+					_ = s.j.Close()
+					got := messages{gaps: true}
+					o.FS, o.Recovered = disk, got.add
+					j, err := Open(o)
+					if err != nil || got.next != s.next || len(j.Holes()) != 1 || j.Holes()[0] != want {
+						t.Fatalf("call %d: next life: messages up to %d, want %d; %v", k, got.next, s.next, err)
+					}
+					mustClose(t, j)
+					if !hit.Load() {
+						if k == 1 && !slices.Equal(kind.calls, []journaltest.Call{journaltest.SyncData}) { // it has none
+							t.Error("no fault was injected")
+						}
+						break
+					}
+				}
+			}
+		})
 	}
 }

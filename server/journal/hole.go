@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -187,21 +188,27 @@ func lostRecords(h Hole, epoch Epoch, stored int64, each func(Record) error) err
 	return nil
 }
 
-// overwrite writes records of KindLost over h in f, which is seg's, and syncs.
+// overwrite writes records of KindLost over h in f, which is seg's, and syncs. An interrupted sync is repeated with its writes, as in
+// writeSync.
 func overwrite(f vfs.File, seg *segment, h Hole, epoch Epoch, stored int64) error {
+	const tries = 10
 	var buf []byte
-	err := lostRecords(h, epoch, stored, func(r Record) error {
-		buf = appendRecord(buf[:0], &r)
-		seal(buf, r.Position, r.Durable, seg.seed)
-		return writeAt(f, buf, seg.offset(r.Position))
-	})
-	if err == nil {
-		err = f.Sync()
+	for try := 1; ; try++ {
+		err := lostRecords(h, epoch, stored, func(r Record) error {
+			buf = appendRecord(buf[:0], &r)
+			seal(buf, r.Position, r.Durable, seg.seed)
+			return writeAt(f, buf, seg.offset(r.Position))
+		})
+		if err == nil {
+			err = f.Sync()
+		}
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, syscall.EINTR) || try == tries {
+			return fmt.Errorf("overwrite damaged [%d, %d) of %s: %w", h.From, h.To, seg.path, err)
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("overwrite damaged [%d, %d) of %s: %w", h.From, h.To, seg.path, err)
-	}
-	return nil
 }
 
 // removeHoles removes, durably, what says that there are holes in [from, to), and shortens one that reaches into it from below.

@@ -207,6 +207,9 @@ func TestDamageInTheMiddle(t *testing.T) {
 	mustClose(t, s.j)
 	good := journaltest.Files(mem, testDir)
 	for i, r := range m.records {
+		if raceEnabled && i%4 != 0 {
+			continue
+		}
 		seg := list[list.find(r.Position)]
 		name := segmentName(seg.base)
 		off := int(seg.offset(r.Position))

@@ -173,7 +173,8 @@ type Options struct {
 	Now    func() time.Time // stored times of the journal's own records; nil is time.Now
 	Logger *slog.Logger     // nil discards
 
-	// BeforeCommit is called at the start of each commit, on the goroutine that commits and without a lock. It may Append.
+	// BeforeCommit is called at the start of each commit, on the goroutine that commits and without a lock. It may Append. After
+	// ErrBusy for lack of a segment it is called again when there is one, or the reserve may be used.
 	BeforeCommit func()
 	// AfterCommit is called after all Done calls of a commit, on the same goroutine, without a lock.
 	AfterCommit func()
@@ -287,6 +288,7 @@ type Journal struct {
 		queueBytes, queueLen int // gathering and writing
 
 		need       int64 // bytes of the last append for which no segment was there; 0 if none
+		askAgain   bool  // an urgent append was refused for that
 		prepareErr error // why the last preparation failed; wraps ErrNoSpace
 		spareCount int   // number of the last spare's name
 
@@ -453,6 +455,7 @@ func (j *Journal) enqueue(a *Append, own bool) error {
 		}
 		if !ok {
 			m.need = max(m.need, int64(size))
+			m.askAgain = m.askAgain || a.Urgent && !own
 			j.wakePreparer()
 			if m.prepareErr != nil {
 				return m.prepareErr
@@ -491,7 +494,7 @@ func (j *Journal) enqueue(a *Append, own bool) error {
 }
 
 // WaitRoom blocks until an append is worth trying again after ErrBusy. It returns nil, ctx's error, or what Append would
-// return: ErrNoSpace, ErrClosed, ErrFailed.
+// return: ErrNoSpace (a control append is worth trying then), ErrClosed, ErrFailed.
 func (j *Journal) WaitRoom(ctx context.Context) error {
 	for {
 		j.mu.Lock()

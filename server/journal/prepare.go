@@ -229,6 +229,9 @@ func (j *Journal) prepareSpare(size int64, urgent bool) error {
 	case urgent:
 		m.metrics.PrepareFailed++
 		m.prepareErr = fmt.Errorf("%w: %w", ErrNoSpace, err)
+		if !failedBefore {
+			j.askAgainLocked() // the reserve may be used now
+		}
 		j.roomLocked()
 	default:
 		m.metrics.PrepareFailed++
@@ -252,7 +255,16 @@ func (j *Journal) addSpareLocked(s spare) {
 	if m.need > 0 && j.fitsLocked(m.need) {
 		m.need = 0
 	}
+	j.askAgainLocked()
 	j.roomLocked()
+}
+
+// askAgainLocked starts a commit if what BeforeCommit wanted to add was refused for lack of a segment.
+func (j *Journal) askAgainLocked() {
+	if j.mu.askAgain {
+		j.mu.askAgain, j.mu.kicked = false, true
+		j.wakeCommitter()
+	}
 }
 
 // makeSpare makes a spare of size zeroes. While it fills a full one it makes a small one when that is needed.

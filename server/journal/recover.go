@@ -247,7 +247,13 @@ func (s *scanner) records() error {
 			s.advance(int64(s.end - r.Position))
 		}
 		if s.end == seg.limit() && s.end < next { // only who changes nothing goes on behind a segment that is missing
-			s.damaged(seg, Hole{s.end, next}, false, s.last, &tail{}, "a segment is missing")
+			what := s.corrupt(seg, s.end, "a segment is missing before %d", next)
+			if s.heal != nil {
+				return what
+			}
+			if s.damage != nil {
+				s.damage(what, Hole{s.end, next})
+			}
 			s.end = next
 		}
 		if next == 0 || s.end != next {

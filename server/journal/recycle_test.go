@@ -217,7 +217,7 @@ func TestTornTailOverFormerLife(t *testing.T) {
 	}
 	first, sectors := from/512, (to+511)/512-from/512
 	for mask := range 1 << sectors {
-		if mask%5 != 0 && raceEnabled {
+		if mask%19 != 0 && raceEnabled {
 			continue
 		}
 		content := bytes.Clone(former)
@@ -230,7 +230,7 @@ func TestTornTailOverFormerLife(t *testing.T) {
 		check(fmt.Sprintf("sectors %b", mask), content, false)
 	}
 	for cut := from; cut < to; cut += 8 {
-		if cut%40 != 0 && raceEnabled {
+		if cut%200 != 0 && raceEnabled {
 			continue
 		}
 		content := bytes.Clone(former)

@@ -250,3 +250,42 @@ func TestReadOnly(t *testing.T) {
 	}
 	_ = s.j.Close()
 }
+
+// TestGatheredInReserve: what BeforeCommit adds and is refused for lack of a segment is asked for again by itself, when the reserve may be used.
+func TestGatheredInReserve(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fs := journaltest.New(nil)
+		o := testOptions(fs)
+		waiting, answered := 0, 0
+		var j *Journal
+		o.BeforeCommit = func() {
+			if waiting == 0 {
+				return
+			}
+			a := &Append{Urgent: true, Control: true, Entries: []Entry{{Kind: KindEnd, Payload: make([]byte, 60_000)}}, Done: func(_ *Append, err error) {
+				if err == nil {
+					answered++
+				}
+			}}
+			if j.Append(a) == nil {
+				waiting--
+			}
+		}
+		j = mustOpen(t, o)
+		synctest.Wait()
+		fs.SetLimit(1)
+		s := sender{j: j}
+		for j.Metrics().Spares > 0 { // the segment is new then: that no other can be made is not known before one is needed
+			s.mustSend(t, 2000)
+			synctest.Wait()
+		}
+		waiting = 1
+		j.Kick()
+		synctest.Wait()
+		if waiting > 0 || answered != 1 || !j.Metrics().ReserveInUse {
+			t.Errorf("%d are waiting, %d were answered; %+v", waiting, answered, j.Metrics())
+		}
+		fs.SetLimit(0)
+		mustClose(t, j)
+	})
+}
