@@ -265,6 +265,7 @@ func (s *Set) Snapshot(position uint64, runs func(covered uint64, list []RunID) 
 func (s *Set) Sweep(keep []RunID) error {
 	s.work.Lock()
 	defer s.work.Unlock()
+	// Before the names are gathered that are kept: what comes later is not in it.
 	names, err := s.opt.FS.List(s.opt.Dir)
 	if err != nil {
 		return err
@@ -276,6 +277,11 @@ func (s *Set) Sweep(keep []RunID) error {
 	for _, r := range keep {
 		kept[r.name()] = true
 	}
+	s.building.Lock()
+	for id := range s.building.runs {
+		kept[id.name()], kept[id.name()+temporary] = true, true
+	}
+	s.building.Unlock()
 	if s.merging != nil {
 		kept[s.merging.w.id.name()+temporary] = true
 	}

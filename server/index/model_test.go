@@ -368,7 +368,11 @@ func (m *model) checkBelow() {
 // TestModel drives a set with random calls, restarts from either checkpoint, and damages, and compares with a map.
 func TestModel(t *testing.T) {
 	r := random(t)
-	for range 10 {
+	rounds := 10
+	if raceEnabled {
+		rounds = 3
+	}
+	for range rounds {
 		m := &model{
 			t: t, r: r, fs: vfs.NewMem(), next: 64, parts: map[Key][]Entry{}, first: map[Key]Index{}, dropped: map[Key]bool{},
 			change: func(o *Options) { o.FilesOpenMax, o.FlushBytes, o.RunBytesMax = 2, int64(1+2000*r.Intn(2)), 64<<10 },

@@ -21,6 +21,7 @@ type Rebuild struct {
 	from    uint64 // of what is gathered
 	holes   bool   // the journal has lost some of it
 	runs    []rebuilt
+	built   []RunID // in Set.building
 	failed  error
 }
 
@@ -39,7 +40,7 @@ type rebuilt struct {
 
 // Rebuild begins to make the runs again that are damaged and still in the set. The journal begins at a position; what was
 // before is not kept, so it is not missed. The caller gives the records of Ranges, in order, with Append, Move and Hole, and then
-// calls Finish or Abort.
+// calls Finish, and Abort in any case.
 func (s *Set) Rebuild(begin uint64, damaged ...RunID) *Rebuild {
 	s.work.Lock()
 	defer s.work.Unlock()
@@ -164,7 +165,10 @@ func (s *Set) storedBefore(p *partition, i Index) int64 {
 // flush writes what was gathered as the run [from, to).
 func (b *Rebuild) flush(to uint64) (err error) {
 	defer func() { b.failed = err }()
-	w := b.s.writer(RunID{b.from, to})
+	id := RunID{b.from, to}
+	b.build(id, 1)
+	b.built = append(b.built, id)
+	w := b.s.writer(id)
 	keys := make([]Key, 0, len(b.parts))
 	for k, x := range b.parts {
 		if x.got.n > 0 {
@@ -322,8 +326,21 @@ func (b *Rebuild) lost(p *partition, from, to Index) {
 	b.entries += len(entries)
 }
 
-// Abort gives up what was not finished.
+func (b *Rebuild) build(id RunID, n int) {
+	l := &b.s.building
+	l.Lock()
+	defer l.Unlock()
+	if l.runs[id] += n; l.runs[id] == 0 {
+		delete(l.runs, id)
+	}
+}
+
+// Abort gives up what was not finished. It is to be called after Finish too.
 func (b *Rebuild) Abort() {
+	for _, id := range b.built {
+		b.build(id, -1)
+	}
+	b.built = nil
 	b.failed = ErrClosed
 	b.runs, b.parts = nil, nil
 }

@@ -51,7 +51,7 @@ func (o Options) withDefaults() Options {
 // Set is the index of one store. Reads are safe for concurrent use with everything; Append, AppendLost, Move, Truncate and
 // Drop of one partition must not run at the same time as each other.
 //
-// Lock order: work, then mu, partition.mu, files.mu, chunks.mu, of which none is held while another but the last is taken.
+// Lock order: work, then one of mu, building, partition.mu, files.mu, chunks.mu; the last also under partition.mu.
 type Set struct {
 	opt   Options
 	files files
@@ -71,6 +71,12 @@ type Set struct {
 	planned bool   // a plan was made since the runs changed, and there is nothing to merge
 	merging *merging
 	counts  struct{ flushes, merges, flushedBytes, mergedBytes atomic.Int64 } // not guarded
+
+	// building are runs that Rebuilds write, which Sweep leaves alone.
+	building struct {
+		sync.Mutex
+		runs map[RunID]int
+	}
 
 	mu struct {
 		sync.RWMutex
@@ -120,6 +126,7 @@ func Open(opt Options) *Set {
 	s.free.max = int(s.opt.TailBytesMax / (chunkEntries * EntryBytes))
 	s.bufs.New = func() any { return new([readBytes]byte) }
 	s.runs.Store(new([]*run))
+	s.building.runs = map[RunID]int{}
 	s.mu.parts = map[Key]*partition{}
 	return s
 }
@@ -211,6 +218,9 @@ func (s *Set) AppendLost(k Key, to Index, position uint64) {
 	p := s.make(k)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if n := p.tail.n; n > 0 { // positions never fall in a tail
+		position = max(position, p.tail.at(n-1).Position)
+	}
 	e := Entry{Position: position, Stored: p.lastStored(), Count: 1}
 	for p.end() < to {
 		p.tail.push(&e, &s.free)
