@@ -101,7 +101,7 @@ func (s *Set) flushPart(w *runWriter, p *partition, to uint64) (flushing, bool, 
 				p.mu.RUnlock()
 				return nil
 			}
-			// Nothing but a Flush or a Truncate takes entries out of a tail, and they wait for work.
+			// Nothing but a Flush takes entries out of a tail, and there is one at a time.
 			got := p.tail.copyTo(int(next-flushed), int(next-flushed+n), block[:0])
 			p.mu.RUnlock()
 			if err := write(next, got); err != nil {

@@ -48,8 +48,8 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Set is the index of one store. Reads are safe for concurrent use with everything; Append, AppendLost, Move, Truncate and
-// Drop of one partition must not run at the same time as each other.
+// Set is the index of one store. Reads are safe for concurrent use with everything; Append, AppendLost, Move and Drop of
+// one partition must not run at the same time as each other.
 //
 // Lock order: work, then one of mu, building, partition.mu, files.mu, chunks.mu; the last also under partition.mu.
 type Set struct {
@@ -595,44 +595,6 @@ func (s *Set) setMoved(p *partition, m *pieces) {
 	if p.moved = m; m != nil {
 		s.moved.Add(int64(m.n))
 	}
-}
-
-// Truncate drops the entries from end on, when the journal was cut. An end beyond the partition's changes nothing. It waits for
-// a Flush. A checkpoint that counts what is dropped must not be used again, which holds because nothing that can be cut
-// is ever put into the index by a store.
-func (s *Set) Truncate(k Key, end Index) {
-	s.work.Lock()
-	defer s.work.Unlock()
-	p := s.find(k)
-	if p == nil {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if end >= p.end() {
-		return
-	}
-	n := int(max(end, p.flushed) - p.flushed)
-	s.tails.Add(int64(n - p.tail.n))
-	p.tail.cut(n, &s.free)
-	if end < p.flushed {
-		p.flushed = end // last stays: it may be too high, and then Seek finds an earlier message
-		at := findExtent(p.extents, end)
-		list := slices.Clone(p.extents[:at])
-		if at < len(p.extents) && p.extents[at].first < end {
-			list = append(list, p.extents[at].clip(0, end))
-		}
-		p.extents = list
-	}
-	p.first = min(p.first, end)
-	if p.moved != nil {
-		m := &pieces{}
-		for _, x := range p.moved.overlap(0, end) {
-			m.put(x.first, x.entries)
-		}
-		s.setMoved(p, m)
-	}
-	p.changedLocked()
 }
 
 // Runs returns the runs of the set, in the order of the journal.

@@ -57,7 +57,6 @@ type Index interface {
 	SeekBytes(k index.Key, keep int64) index.Index
 	SetFirst(index.Key, index.Index)
 	Drop(index.Key)
-	Truncate(index.Key, index.Index)
 	Oldest() (position uint64, ok bool)
 	Below(position uint64, each func(k index.Key, from, to index.Index, bytes int64) bool)
 
