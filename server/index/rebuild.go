@@ -296,7 +296,7 @@ func (b *Rebuild) fill() error {
 			switch {
 			case b.holes || wereLost(were, from, to):
 				b.lost(p, from, to)
-			case len(were) > 0:
+			case overlaps(were, from, to):
 				errs = append(errs, fmt.Errorf("index: partition %v cannot be rebuilt: the journal does not hold [%d, %d)", p.key, from, to))
 			case all && from > first && b.begin > b.ranges[0].From:
 				// Before the begin of the journal there is nothing that is kept: it was lost.
@@ -305,6 +305,11 @@ func (b *Rebuild) fill() error {
 		})
 	}
 	return errors.Join(errs...)
+}
+
+func overlaps(list []extent, from, to Index) bool {
+	n := findExtent(list, from)
+	return n < len(list) && list[n].first < to
 }
 
 // wereLost says whether the extents of lost messages have all of [from, to).
