@@ -166,10 +166,19 @@ func (s *Store) appendRecord(kind journal.Kind, payload []byte, done func(error)
 	}
 	a := s.take()
 	a.recordOK = done
-	a.Urgent = urgent
+	a.Urgent, a.Control = urgent, isControl(kind)
 	a.payload = append(a.payload[:0], payload...)
 	a.entry[0] = journal.Entry{Kind: kind, Payload: a.payload}
 	return s.appendPending(a, nil)
+}
+
+// isControl says which records go on in the log's reserve when the disk is full: those that let consumers and operators free it.
+func isControl(kind journal.Kind) bool {
+	switch kind {
+	case journal.KindEnd, journal.KindLeaseExpiry, journal.KindOffsetReset, journal.KindRetryHandoff, journal.KindRetryEnd, journal.KindTopic:
+		return true
+	}
+	return false
 }
 
 // appendPending appends a record that is not a batch. placed is called under the order lock when it has its place.

@@ -401,6 +401,23 @@ func (f *folder) checkpoints() ([]journal.Position, error) {
 	return found, nil
 }
 
+// keepOnly removes all checkpoints but that of a position, and what is half written.
+func (f *folder) keepOnly(p journal.Position) error {
+	all, err := f.checkpoints() // it removes what is half written
+	if err != nil {
+		return err
+	}
+	for _, other := range all {
+		if other == p {
+			continue
+		}
+		if err := f.fs.Remove(f.path(checkpointName(other))); err != nil {
+			return fmt.Errorf("store: remove old checkpoint: %w", err)
+		}
+	}
+	return syncDir(f.fs, f.dir)
+}
+
 // openCheckpoint checks that the checkpoint of that position is whole and this store's, and gives it to v.
 func (f *folder) openCheckpoint(p journal.Position, v *checkpointVisitor) (h checkpointHeader, err error) {
 	path := f.path(checkpointName(p))

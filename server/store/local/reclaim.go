@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
+
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/store"
@@ -16,6 +18,8 @@ const (
 	carryShare = 4
 	// carryBytesMax is after how many bytes carried forward what became free is freed; in between two checkpoints are written.
 	carryBytesMax = 64 << 20
+	// carryControlBytes is up to how much of a segment is carried forward on a full disk too, in the log's reserve.
+	carryControlBytes = 256 << 10
 	// carryWaitBytes is how much of it waits for a commit at most, so that producers get their share of the log.
 	carryWaitBytes = 1 << 20
 )
@@ -114,7 +118,14 @@ func (s *Store) release(ctx context.Context, to journal.Position) (int64, error)
 		if err := s.appendNoop(ctx); err != nil {
 			return 0, fmt.Errorf("store: before segments go: %w", err)
 		}
-		if err := s.Checkpoint(); err != nil {
+		err := s.Checkpoint()
+		if vfs.IsNoSpaceError(err) {
+			// On a full disk the older one has to make room for the next: else nothing could ever be freed.
+			if err = s.dropOlderCheckpoints(); err == nil {
+				err = s.Checkpoint()
+			}
+		}
+		if err != nil {
 			return 0, fmt.Errorf("store: checkpoint before segments go: %w", err)
 		}
 	}
@@ -132,6 +143,21 @@ func (s *Store) release(ctx context.Context, to journal.Position) (int64, error)
 	r.bytes += freed
 	r.Unlock()
 	return freed, nil
+}
+
+// dropOlderCheckpoints removes all checkpoints but the newest whole one.
+func (s *Store) dropOlderCheckpoints() error {
+	b := &s.background
+	b.work.Lock()
+	defer b.work.Unlock()
+	b.mu.Lock()
+	newest, any := b.mu.position, b.mu.position > 0
+	b.mu.Unlock()
+	if !any || b.closed {
+		return nil
+	}
+	s.opt.Logger.Warn("disk is full: the older checkpoint is removed to make room for the next", "folder", s.folder.dir, "position", newest)
+	return s.folder.keepOnly(newest)
 }
 
 // appendNoop moves the log's end on, so that another checkpoint can be written.
@@ -171,7 +197,7 @@ func (s *Store) carrySegment(ctx context.Context, seg *journal.SegmentInfo) (int
 	if bytes > max {
 		return 0, nil
 	}
-	c := carrier{s: s, ctx: ctx}
+	c := carrier{s: s, ctx: ctx, control: bytes <= carryControlBytes}
 	var err error
 	for _, n := range needs {
 		if err = c.carry(n.key, n.from, n.to); err != nil {
@@ -194,8 +220,9 @@ func (s *Store) carrySegment(ctx context.Context, seg *journal.SegmentInfo) (int
 
 // carrier appends records again.
 type carrier struct {
-	s   *Store
-	ctx context.Context
+	s       *Store
+	ctx     context.Context
+	control bool // it goes on when the disk is full
 
 	bytes, records int64
 	entries        window
@@ -296,7 +323,7 @@ func (c *carrier) append() error {
 	}
 	for {
 		c.group.Add(1)
-		err := c.s.appendRecord(journal.KindCarriedForward, c.payload, done, false)
+		err := c.s.appendCarried(c.payload, c.control, done)
 		if err == nil {
 			break
 		}
@@ -315,6 +342,15 @@ func (c *carrier) append() error {
 		return c.wait()
 	}
 	return nil
+}
+
+// appendCarried appends a carried-forward record.
+func (s *Store) appendCarried(payload []byte, control bool, done func(error)) error {
+	a := s.take()
+	a.recordOK, a.Control = done, control
+	a.payload = append(a.payload[:0], payload...)
+	a.entry[0] = journal.Entry{Kind: journal.KindCarriedForward, Payload: a.payload}
+	return s.appendPending(a, nil)
 }
 
 // wait waits until all that was appended is committed.

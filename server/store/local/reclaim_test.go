@@ -12,6 +12,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -497,4 +499,76 @@ func TestCarriedGolden(t *testing.T) {
 	if _, err := appendCarried(nil, &journal.Record{Kind: journal.KindCarriedForward, Payload: []byte("x")}); err == nil {
 		t.Fatal("carried what is no carried record")
 	}
+}
+
+// TestDiskFull fills the disk again and again: sends are refused, acks and topic records go on, trimming and reclaiming make it writable
+// again by itself, and what is kept is there, also after a power loss on the full disk.
+func TestDiskFull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := random(t)
+		rng := rand.New(rand.NewPCG(uint64(r.Int63()), 5))
+		fs := journaltest.New(nil)
+		o := options(fs)
+		o.SegmentBytesMax = 64 << 10
+		s := mustOpen(t, o)
+		l := &life{each: 1}
+		if err := l.open(s); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.round(t, s); err != nil {
+			t.Fatal(err)
+		}
+		rounds := 20
+		if raceEnabled {
+			rounds = 4
+		}
+		for round := range rounds {
+			fs.SetLimit(fs.Used() + 300<<10)
+			var err error
+			for err == nil {
+				err = l.send(t, s, l.noise)
+			}
+			l.noiseSent.Add(-1)
+			if !errors.Is(err, journal.ErrNoSpace) {
+				t.Fatalf("round %d: send on a full disk: %v", round, err)
+			}
+			done := make(chan error, 1)
+			if err := s.AppendRecord(journal.KindEnd, []byte("acks"), func(err error) { done <- err }); err != nil {
+				t.Fatalf("round %d: acks on a full disk: %v", round, err)
+			}
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+			if err := l.check(t, fs.Crash(50, rng), l.state(), l.state()); err != nil {
+				t.Fatalf("round %d: power loss on the full disk: %v", round, err)
+			}
+			_, end, err := s.Bounds(l.noise)
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.trim.Store(int64(end - 1))
+			if err := s.Trim(l.noise, end-1); err != nil {
+				t.Fatal(err)
+			}
+			if n, err := s.Reclaim(context.Background()); err != nil || n == 0 {
+				t.Fatalf("round %d: %d bytes were freed on a full disk, %v", round, n, err)
+			}
+			for {
+				err := l.send(t, s, l.keep)
+				if err == nil {
+					break
+				}
+				l.sent.Add(-1)
+				if !errors.Is(err, journal.ErrNoSpace) {
+					t.Fatalf("round %d: send after space was freed: %v", round, err)
+				}
+				time.Sleep(100 * time.Millisecond) // of the bubble: the journal prepares a segment
+			}
+		}
+		mustClose(t, s)
+		fs.SetLimit(0)
+		if err := l.check(t, fs, l.state(), l.state()); err != nil {
+			t.Fatal(err)
+		}
+	})
 }

@@ -200,7 +200,7 @@ func (s *Store) appendChange(n topicName, c *topicChange, r *store.TopicRecord) 
 // appendTopicRecord appends the record. From the place in the log that a delete gets nothing of the topic is taken.
 func (s *Store) appendTopicRecord(r *store.TopicRecord, done func(error)) error {
 	a := s.take()
-	a.recordOK = done
+	a.recordOK, a.Control = done, isControl(journal.KindTopic)
 	a.payload = store.AppendTopicRecord(a.payload[:0], r)
 	a.entry[0] = journal.Entry{Kind: journal.KindTopic, Payload: a.payload}
 	return s.appendPending(a, func() {
