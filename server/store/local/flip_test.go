@@ -146,6 +146,9 @@ func (f *flipped) flip(t testing.TB, path string, at int64, bit int) error {
 		if path == "/store/"+identityName { // two copies of it would be of no use: the folder is whatever its name says
 			return nil
 		}
+		if (errors.Is(err, ErrVersion) || errors.Is(err, index.ErrVersion)) && at >= 8 && at < 12 {
+			return nil // it says of itself that it is of a newer version
+		}
 		return fmt.Errorf("open: %w", err)
 	}
 	defer s.Close()

@@ -34,11 +34,14 @@ func (s *Store) Read(p store.Partition, from, to index.Index, bytesMax int, buf 
 	}
 	defer s.windows.Put(w)
 
-	begin, next, moved := len(buf), from, false
+	begin, next := len(buf), from
+	var tried uint64 // the position that was looked at last
 	for next < to {
 		entries, err := s.index.Range(k, next, min(to, next+index.Index(len(w))), w[:0])
+		again := len(entries) > 0 && entries[0].Position != tried
 		for i := 0; i < len(entries); {
 			e := &entries[i]
+			tried = e.Position
 			if len(buf) > begin && len(buf)-begin+int(e.Size) > bytesMax {
 				return buf, next, nil
 			}
@@ -49,15 +52,13 @@ func (s *Store) Read(p store.Partition, from, to index.Index, bytesMax int, buf 
 			n := int(e.Count - e.Slot)
 			next += index.Index(n)
 			i += n
-			moved = false
 		}
 		switch {
 		case err == nil:
 		case next > from:
 			return buf, next, nil // who comes back for the rest is told
-		case errors.Is(err, journal.ErrTrimmed) && !moved:
+		case errors.Is(err, journal.ErrTrimmed) && again:
 			// It was carried forward since the index was asked, and its segment is gone.
-			moved = true
 		default:
 			return buf[:begin], from, s.unreadable(p, from, err)
 		}
