@@ -51,6 +51,7 @@ test: deps check
 	scripts/fuzz.sh 20000x
 	$(MAKE) build .bin/demo
 	.bin/demo -jmq ./jmq -small
+	.bin/demo -jmq ./jmq -small -retain
 	$(GO) run ./scripts/bench -smoke
 	$(GO) run ./scripts/bench -full -smoke
 

@@ -590,4 +590,17 @@ func TestJournalRepair(t *testing.T) {
 	if out := local.ok("", "journal dump --kind lost", folder); !strings.Contains(out, "bytes were lost to damage here") {
 		t.Errorf("dump of a repaired journal: %s", out)
 	}
+	sh.address = servertest.Start(t, func(c *jmqserver.Config) { c.Broker.Data = folder }).Address()
+	var usage usageInfo
+	if out := sh.ok("", "store usage -o json"); json.Unmarshal([]byte(out), &usage) != nil || len(usage.Holes) == 0 {
+		t.Errorf("usage says nothing of holes: %s", out)
+	}
+	var got []storedInfo
+	if out := sh.ok("", "msg get orders 0 0 -n 1000 -o json"); json.Unmarshal([]byte(out), &got) != nil || len(got) != 1001 || got[0].Gap != "damaged" || got[0].To != got[1].Index {
+		t.Errorf("%d found, the first %+v", len(got), got[0])
+	}
+	code, out, errs := sh.run("", "consume orders -g pay --from-beginning --timeout 1s -o name")
+	if code != exitTimeout || strings.Count(errs, "will never come: damaged") < 2 || strings.Count(out, "\n") != 3000 {
+		t.Errorf("consume: exit %d, %d messages, %s", code, strings.Count(out, "\n"), errs)
+	}
 }

@@ -35,9 +35,9 @@ const (
 
 func newRetain(small bool) *retain {
 	if small {
-		return &retain{segment: 256 << 10, limit: 8 << 20, padding: 4 << 10}
+		return &retain{segment: 256 << 10, limit: 12 << 20, padding: 4 << 10}
 	}
-	return &retain{segment: 1 << 20, limit: 32 << 20, padding: 1 << 10}
+	return &retain{segment: 512 << 10, limit: 32 << 20, padding: 1 << 10}
 }
 
 // flags are the broker's.
