@@ -889,7 +889,7 @@ func TestDamagedMessages(t *testing.T) {
 					for {
 						f := w.fetch("a", wire.FetchRequest{Topic: "orders", Group: group, MessagesMax: 7})
 						if e, ok := errors.AsType[*wire.CodeError](f.err); ok && e.Code == wire.CodeBusy && busy < 2 {
-							busy++ // until the store knows what is lost
+							busy++                                      // until the store knows what is lost
 							time.Sleep(e.RetryAfter + time.Millisecond) // the pause ends then too
 							continue
 						}
