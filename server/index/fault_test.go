@@ -192,9 +192,7 @@ func (w *world) steps(t testing.TB, try func(func() error)) {
 	flush := func() error { _, err := w.s.Flush(entryAt(w.end).Position); return err }
 	merge := func() error {
 		for {
-			w.s.work.Lock()
-			w.s.planned = false // the try after an error
-			w.s.work.Unlock()
+			w.s.planned.Store(false) // the try after an error
 			if more, err := w.s.Merge(1000); !more || err != nil {
 				return err
 			}

@@ -61,7 +61,8 @@ func (s *Set) Flush(to uint64) (bool, error) {
 		s.flushed(f, to, r, out[:n])
 		out = out[n:]
 	}
-	s.covered, s.planned = to, false
+	s.covered = to
+	s.planned.Store(false)
 	return true, nil
 }
 

@@ -277,3 +277,101 @@ func TestGolden(t *testing.T) {
 		t.Fatalf("format changed; -rewrite if that was meant\ngot\n%s\nwant\n%s", b.Bytes(), want)
 	}
 }
+
+// TestDrop shows that nothing is left of partitions that were dropped: neither memory nor runs nor, after two checkpoints, files.
+func TestDrop(t *testing.T) {
+	fs := vfs.NewMem()
+	s := open(t, fs, nil)
+	const n = 100
+	key := func(i int) Key { return Key{Topic: uint64(i + 1), Incarnation: 1} }
+	for i := range n {
+		fill(t, s, key(i), 30)
+	}
+	mustFlush(t, s, entryAt(30).Position)
+	for i := range n {
+		fill(t, s, key(i), 33)
+		s.Move(key(i), 0, &Batch{Position: entryAt(33).Position, Size: 9, Count: 3})
+	}
+	for i := range n {
+		s.Drop(key(i))
+		s.Drop(key(i)) // twice is nothing more
+	}
+	if _, end := s.Bounds(key(1)); end != 0 {
+		t.Fatal(end)
+	}
+	if more, err := s.Merge(1); more || err != nil {
+		t.Fatal(more, err)
+	}
+	if m := s.Metrics(); m.Partitions != 0 || m.Runs != 0 || m.TailEntries != 0 || m.Extents != 0 || s.TailBytes() != 0 || len(s.all()) > 1 {
+		t.Fatalf("%+v, %d bytes of tails, %d partitions", m, s.TailBytes(), len(s.all()))
+	}
+	if _, ok := s.Oldest(); ok {
+		t.Fatal("something points into the journal")
+	}
+	if err := s.Sweep(nil); err != nil {
+		t.Fatal(err)
+	}
+	if names, err := fs.List("index"); err != nil || len(names) != 0 {
+		t.Fatal(names, err)
+	}
+}
+
+// TestMove shows that a batch that was written again is found where it is now, in the tail, after a flush, after a merge, and
+// that the part of it that is not kept is not brought back.
+func TestMove(t *testing.T) {
+	s := open(t, vfs.NewMem(), nil)
+	fill(t, s, orders, 30)
+	mustFlush(t, s, entryAt(30).Position)
+	fill(t, s, orders, 60)
+	s.SetFirst(orders, 4) // in the second batch
+	moved := uint64(500_000)
+	for _, first := range []Index{3, 6, 33} { // part of it dropped; in a run; in the tail
+		b := batchAt(first)
+		b.Position, b.Size = moved, b.Size+24
+		s.Move(orders, first, b)
+		moved += 1000
+	}
+	check := func(when string) {
+		t.Helper()
+		for i, want := range map[Index]uint64{4: 500_000, 5: 500_000, 6: 501_000, 8: 501_000, 9: entryAt(9).Position, 33: 502_000, 36: entryAt(36).Position} {
+			e, err := s.Range(orders, i, i+1, nil)
+			if err != nil || e[0].Position != want || e[0].Slot != entryAt(i).Slot || e[0].TagHash != entryAt(i).TagHash || e[0].Stored != entryAt(i).Stored {
+				t.Fatalf("%s: message %d is %+v, %v, want position %d", when, i, e, err, want)
+			}
+		}
+		if low, ok := s.Oldest(); !ok || low != entryAt(9).Position {
+			t.Fatalf("%s: oldest %d, %v", when, low, ok)
+		}
+		if first, end := s.Bounds(orders); first != 4 || end != 60 {
+			t.Fatalf("%s: [%d, %d)", when, first, end)
+		}
+	}
+	check("pending")
+	if err := s.Snapshot(moved, func(uint64, []RunID) error { return nil }, func(*State) error { return nil }); !errors.Is(err, ErrMoved) {
+		t.Fatal(err)
+	}
+	mustFlush(t, s, moved)
+	check("flushed")
+	for i := Index(60); len(s.Runs()) < mergeRuns; i += 3 {
+		b := batchAt(i)
+		b.Position = moved
+		if _, err := s.Append(orders, i, b); err != nil {
+			t.Fatal(err)
+		}
+		moved += 1000
+		mustFlush(t, s, moved)
+	}
+	end, _ := s.SeekPosition(orders, moved)
+	for more := true; more; {
+		var err error
+		if more, err = s.Merge(100); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(s.Runs()); n != 1 {
+		t.Fatalf("%d runs", n)
+	}
+	if i, err := s.SeekPosition(orders, 500_000); i != 4 || err != nil || end != 78 {
+		t.Fatal(i, end, err)
+	}
+}

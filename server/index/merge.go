@@ -25,12 +25,12 @@ func (s *Set) Merge(bytes int64) (more bool, err error) {
 	s.work.Lock()
 	defer s.work.Unlock()
 	if s.merging == nil {
-		if s.planned {
+		if s.planned.Load() {
 			return false, nil
 		}
+		s.planned.Store(true) // before it is made: what goes meanwhile lets another be made
 		inputs := s.plan()
 		if inputs == nil {
-			s.planned = true
 			return false, nil
 		}
 		m := &merging{inputs: inputs, w: s.writer(RunID{inputs[0].From, inputs[len(inputs)-1].To}), parts: s.sorted()}
@@ -46,7 +46,7 @@ func (s *Set) Merge(bytes int64) (more bool, err error) {
 	}
 	if err != nil {
 		s.abortMerge()
-		s.planned = true // until the next Flush or Rebuild
+		s.planned.Store(true) // until the next Flush or Rebuild
 		return false, err
 	}
 	return true, nil
@@ -168,7 +168,7 @@ func (s *Set) mergeDone(m *merging) error {
 		s.counts.mergedBytes.Add(r.size)
 	}
 	s.replace(m.inputs, m.w.out, r)
-	s.planned = false
+	s.planned.Store(false)
 	return nil
 }
 

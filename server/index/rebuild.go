@@ -254,7 +254,7 @@ func (b *Rebuild) Finish() error {
 	for _, r := range b.old {
 		s.removeRun(r)
 	}
-	s.planned = false
+	s.planned.Store(false)
 	return nil
 }
 

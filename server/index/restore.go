@@ -21,7 +21,8 @@ func (s *Set) Reset(covered uint64, runs []RunID) {
 	s.mu.Unlock()
 	s.tails.Store(0)
 	s.moved.Store(0)
-	s.covered, s.planned = covered, false
+	s.covered = covered
+	s.planned.Store(false)
 	for _, id := range runs {
 		s.addRun(&run{RunID: id})
 	}

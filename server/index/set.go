@@ -63,12 +63,13 @@ type Set struct {
 	runs  atomic.Pointer[[]*run]
 	tails atomic.Int64 // entries in tails
 	moved atomic.Int64 // entries in partition.moved
+	// planned: since extents came or went a plan was made, and there was nothing to merge.
+	planned atomic.Bool
 
 	// work is held while runs are made, and while a snapshot is taken: one of these at a time. It guards what follows.
 	work    sync.Mutex
 	covered uint64 // all entries of records below it are in runs, or not kept
 	order   []*run // by range
-	planned bool   // a plan was made since the runs changed, and there is nothing to merge
 	merging *merging
 	counts  struct{ flushes, merges, flushedBytes, mergedBytes atomic.Int64 } // not guarded
 
@@ -554,6 +555,7 @@ func (s *Set) SetFirst(k Key, first Index) {
 	p.changedLocked()
 	if n := findExtent(p.extents, first); n > 0 {
 		p.extents = append([]extent(nil), p.extents[n:]...)
+		s.planned.Store(false)
 	}
 }
 
@@ -585,6 +587,7 @@ func (s *Set) Drop(k Key) {
 	p.first, p.flushed, p.extents, p.low = 0, 0, nil, positionNone
 	s.setMoved(p, nil)
 	p.changes++
+	s.planned.Store(false)
 }
 
 // setMoved replaces p.moved. p.mu is held.
