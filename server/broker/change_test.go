@@ -350,13 +350,19 @@ func TestHoles(t *testing.T) {
 			return err
 		},
 	} {
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		err := ask()
-		runtime.ReadMemStats(&after)
-		// A copy of the ranges would take 16 bytes each; what the store does meanwhile is counted too.
-		if n := after.TotalAlloc - before.TotalAlloc; err != nil || n > uint64(8*holes) {
-			t.Errorf("%s: %d bytes, %v", name, n, err)
+		// A copy of the ranges would take 16 bytes each. What the store does in the background is counted too, but ends.
+		least := ^uint64(0)
+		for range 5 {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			if err := ask(); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			runtime.ReadMemStats(&after)
+			least = min(least, after.TotalAlloc-before.TotalAlloc)
+		}
+		if least > uint64(8*holes) {
+			t.Errorf("%s allocates %d bytes", name, least)
 		}
 	}
 	// A fetch goes on with them too.
