@@ -130,15 +130,15 @@ func (d *Dispatcher) endLease(l *lease, why Why, out *fetchList) {
 	if why.ranOut() {
 		d.report(l, why)
 	}
-	if why == EndedGone && planted.Bug("dispatch: lease of the gone forgotten") {
-		p.progress.Add(l.Range)
-	}
 	p.leases = dropLease(p.leases, l.id)
 	m.leases = dropLease(m.leases, l.id)
 	p.flight(m, -int64(l.left))
 	d.unset(&l.alarm)
 	if l.left > 0 && why.ranOut() {
 		d.runOut(l)
+	}
+	if why == EndedGone && planted.Bug("dispatch: lease of the gone forgotten") {
+		p.progress.Add(l.Range)
 	}
 	if l.left > 0 || len(l.released) > 0 {
 		for gap := p.progress.GapIn(l.Range); gap.Len() > 0; gap = p.progress.GapIn(offset.Range{From: gap.To, To: l.To}) {

@@ -103,6 +103,18 @@ func TestRanges(t *testing.T) {
 				if got, want := s.Gap(r), m.gap(r); got != want && got.Len()+want.Len() > 0 {
 					t.Fatalf("%v has gap %v in %v, want %v", s, got, r, want)
 				}
+				want := Range{r.To, r.To}
+				for i := r.From; i < r.To; i++ {
+					if m[i] && want.From == r.To {
+						want.From = i
+					} else if !m[i] && want.From < r.To {
+						want.To = i
+						break
+					}
+				}
+				if got := s.Overlap(r); got != want && got.Len()+want.Len() > 0 {
+					t.Fatalf("%v has %v of %v, want %v", s, got, r, want)
+				}
 				if r.From < space && s.Contains(r.From) != m[r.From] {
 					t.Fatalf("%v contains %d: %v, want %v", s, r.From, s.Contains(r.From), m[r.From])
 				}
