@@ -22,7 +22,7 @@ import (
 //	 8  position  u64  of its first writing
 //	16  epoch     u64
 //	24  stored    i64  unix nanoseconds
-//	32  payload: of messages the batch; of lost ones topic u64, incarnation u32, partition u16, 0 u16, first index u64, count u64
+//	32  payload: of messages the batch; of lost ones topic u64, incarnation u32, partition u16, 0 u16, indexes from u64, to u64
 const (
 	carriedVersion     = 1
 	carriedHeaderBytes = 32

@@ -91,8 +91,11 @@ func (s *Store) readBatch(p store.Partition, first index.Index, e *index.Entry, 
 // checkBatch returns the batch in a record that the index says is the one of e. A *store.GapError: the record says that it is lost.
 func checkBatch(rec *journal.Record, p store.Partition, first index.Index, e *index.Entry) (wire.Batch, error) {
 	b, err := recordBatch(rec)
-	if g := (*lostError)(nil); errors.As(err, &g) && g.partition == p && g.from <= first+index.Index(e.Slot) && first+index.Index(e.Slot) < g.to {
-		return nil, &store.GapError{From: first + index.Index(e.Slot), To: g.to}
+	if err != nil {
+		i := first + index.Index(e.Slot)
+		if lost := (*lostError)(nil); errors.As(err, &lost) && lost.partition == p && lost.from <= i && i < lost.to {
+			return nil, &store.GapError{From: i, To: lost.to}
+		}
 	}
 	if err != nil || len(b) != int(e.Size) || partitionOf(b) != p || index.Index(b.FirstIndex()) != first || b.Count() != int(e.Count) {
 		return nil, fmt.Errorf("%w: the record at position %d is not the batch at index %d of topic %d, partition %d",

@@ -263,6 +263,7 @@ func (s *Store) recovered(rec *journal.Record, in *batchReader) error {
 	if rec.Kind != journal.KindMessages {
 		if rec.Kind == journal.KindLost {
 			s.lost.any, s.lost.last = true, rec.Position
+			s.lost.bytes += len(rec.Payload)
 		}
 		return s.applyRecord(rec, len(rec.Payload), nil, 0, nil)
 	}
@@ -313,9 +314,12 @@ func (s *Store) recoverEnds() {
 		if w, ok := t.(store.Witness); ok {
 			w.Ends(func(topic uint64, incarnation uint32, partition uint16, end index.Index) {
 				p := store.Partition{Topic: store.TopicID(topic), Incarnation: incarnation, Partition: partition}
-				if _, err := s.part(p); err == nil {
-					s.appendLost(p, end)
+				if _, err := s.part(p); err != nil {
+					return
 				}
+				// No more than can have been there: each lost one takes memory.
+				_, have := s.index.Bounds(keyOf(p))
+				s.appendLost(p, min(end, have+index.Index(s.lost.bytes)))
 			})
 		}
 	}

@@ -18,9 +18,19 @@
 // Recovery takes the newest whole checkpoint and applies the records from its position on. With no whole one, and a log
 // that still begins at 0, it applies all of it; else it refuses: it never starts with less than it had.
 //
-// Goroutines: one per store, for checkpoints, index files and their repair (background.go); Close waits for it.
+// What goes: Trim and deleted topics let the index forget; Reclaim (reclaim.go) frees the oldest segments below which the index
+// needs nothing, after it has carried forward what is little. Both kept checkpoints are then from after that moment, so
+// an index entry that points below the log's begin means that somebody took segments away, and the store does not open.
 //
-// Lock order: order.mu and apply.mu are never held together; under either the log's and the index's own.
+// Damage: what a reader, the verifier or a Reclaim finds damaged in the log becomes a hole (heal.go). Messages in holes are gaps for
+// Read. Where recovery meets a hole it goes on with what follows: indexes, topics and incarnations that were given out are
+// not given out again.
+//
+// Goroutines: two per store, for checkpoints, the index and repairs (background.go), and for verification (verify.go); Close
+// waits for both.
+//
+// Lock order: reclaiming.work, background.work, then apply; order and apply are never held together; under each the log's and the
+// index's own.
 package local
 
 import (
@@ -94,6 +104,7 @@ type Store struct {
 	lost struct {
 		any      bool
 		last     journal.Position
+		bytes    int
 		messages int64
 	}
 
