@@ -15,7 +15,7 @@ func (s *Server) keep(st *local.Store, offsets *offset.Table) (*retention.Keeper
 	b := &s.config.Broker
 	vf := s.config.FS
 	return retention.Start(retention.Options{
-		Store: st, Groups: func(t offset.Topic) []retention.Group { return groupsOf(s.broker, offsets, t) }, SetWritable: s.broker.SetWritable,
+		Store: st, Groups: func(t offset.Topic) []retention.Group { return groupsOf(s.broker, offsets, t) }, SetWritable: s.broker.SetWritable, End: st.Committed,
 		FS: vf, StateFile: vf.PathJoin(s.dir, stateName),
 		Folders: []retention.Folder{
 			{What: "journal", Path: s.folder(b.Journal.Folder, "journal"), Also: vf.PathJoin(s.dir, "STORE")},

@@ -145,7 +145,12 @@ func (s *Server) Run(ctx context.Context) (err error) {
 		},
 	})
 	st, err := local.Open(local.Options{
-		FS: s.config.FS, Dir: s.dir, JournalDir: b.Journal.Folder, IndexDir: b.Index.Folder, Tables: []store.Table{offsets}, Gather: s.broker.Gather, AfterCommit: flusher.Flush,
+		FS: s.config.FS, Dir: s.dir, JournalDir: b.Journal.Folder, IndexDir: b.Index.Folder, Tables: []store.Table{offsets}, Gather: s.broker.Gather, AfterCommit: func() {
+			flusher.Flush()
+			if k := keeper.Load(); k != nil {
+				k.Grew()
+			}
+		},
 		VerifyBytesPerSecond: verifyRate(b.Journal.VerifyBytesPerSecond), SegmentBytesMax: b.Journal.SegmentBytesMax,
 		CommitBytesMax: b.Journal.CommitBytesMax, QueueBytesMax: b.Journal.QueueBytesMax,
 		IndexFilesOpenMax: b.Index.FilesOpenMax, CheckpointBytes: b.Store.CheckpointBytes, CheckpointEvery: b.Store.CheckpointEvery,

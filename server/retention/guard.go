@@ -2,13 +2,67 @@ package retention
 
 import (
 	"fmt"
+	"math"
 	"time"
 )
+
+// Grew is called after each commit, on the committing goroutine. It lets the guard look again when a quarter of the room that it
+// saw is used up, and refuses sends itself when all of it is: the guard may not get a processor in time.
+func (k *Keeper) Grew() {
+	if k.o.End == nil {
+		return
+	}
+	end := int64(k.o.End())
+	if end < k.soon.Load() {
+		return
+	}
+	nudge(k.look)
+	if end >= k.stop.Load() {
+		k.word.Lock()
+		why := k.word.next
+		k.word.Unlock()
+		k.say(why, false)
+	}
+}
+
+// say tells whether sends are taken, "", or why not, when that changed, or the cause of a refusal did.
+func (k *Keeper) say(refused string, cause bool) {
+	k.word.Lock()
+	defer k.word.Unlock()
+	if (refused == "") == (k.word.refused == "") && !(cause && refused != "") {
+		return
+	}
+	k.word.refused = refused
+	k.o.SetWritable(refused == "", refused)
+}
+
+// watch sets when Grew does something: at the level, with the log's end as it was before the rooms were looked at.
+func (k *Keeper) watch(level Level, rooms []room, end int64) {
+	left, what := int64(math.MaxInt64), ""
+	for _, r := range rooms {
+		if n := max(0, -r.beyond(k.marks[Refuse])); r.total > 0 && n < left {
+			left, what = n, r.what
+		}
+	}
+	soon, stop := int64(math.MaxInt64), int64(math.MaxInt64)
+	if level < Refuse && left < math.MaxInt64-end {
+		soon, stop = end+left/4, end+left
+	}
+	k.word.Lock()
+	k.word.next = fmt.Sprintf("%s is %d %% full", what, k.o.RefusePercent)
+	k.word.Unlock()
+	k.soon.Store(soon)
+	k.stop.Store(stop)
+}
 
 // see looks at folders, disks and the limit, sets the level, and returns after what time it must look again.
 func (k *Keeper) see() time.Duration {
 	k.guarding.Lock()
 	defer k.guarding.Unlock()
+	end := int64(0)
+	if k.o.End != nil {
+		end = int64(k.o.End())
+	}
 	var rooms []room
 	var disks []Disk
 	gone := ""
@@ -45,11 +99,11 @@ func (k *Keeper) see() time.Duration {
 	s := &k.mu.status
 	before, wasGone := s.level, s.gone
 	level := k.marks.next(before, full.share())
-	refused, wasRefused := gone, s.refused
+	refused := gone
 	if refused == "" && level == Refuse {
 		refused = fullText(full)
 	}
-	s.level, s.fullest, s.disks, s.limited, s.gone, s.refused = level, full, disks, limited, gone, refused
+	s.level, s.fullest, s.disks, s.limited, s.gone = level, full, disks, limited, gone
 	k.mu.Unlock()
 
 	if gone != wasGone {
@@ -74,10 +128,8 @@ func (k *Keeper) see() time.Duration {
 		}
 		log("the store is "+level.String(), "before", before.String(), "fullest", full.what, "usedBytes", full.used, "totalBytes", full.total)
 	}
-	// Only another cause is told, not each figure of it.
-	if (refused == "") != (wasRefused == "") || gone != wasGone {
-		k.o.SetWritable(refused == "", refused)
-	}
+	k.watch(level, rooms, end)
+	k.say(refused, gone != wasGone)
 	if level >= EarlyDelete {
 		nudge(k.hurry)
 	}

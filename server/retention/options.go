@@ -9,6 +9,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/offset"
 	"github.com/jmqio/jmq/server/store"
 )
@@ -21,6 +22,9 @@ type Options struct {
 	// SetWritable is told when sends are to be refused, with a sentence that says why, and when they are taken again. Calls
 	// come one at a time, and only when something changed; before the first one sends are taken.
 	SetWritable func(ok bool, why string)
+
+	// End is where the log ends, which costs nothing to ask: Grew does so after each commit. nil: Grew does nothing.
+	End func() journal.Position
 
 	FS vfs.FS
 	// Folders are those whose disks are watched, and that must stay where they are.

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jmqio/jmq/server/index"
@@ -29,6 +31,13 @@ type Keeper struct {
 		levels  [Refuse + 1]time.Duration // uptime when it was logged
 	}
 	guarding sync.Mutex // orders looks: the guard's and, between steps of an early deletion, the pass's
+
+	soon, stop atomic.Int64 // ends of the log at which Grew asks for a look, and refuses sends
+	word       struct {
+		sync.Mutex        // orders calls of SetWritable; Grew takes it, so nothing waits under it
+		refused    string // why sends are refused, as it was told; "": they are taken
+		next       string // why they will be
+	}
 
 	// The pass's own.
 	clock   clock
@@ -63,7 +72,6 @@ type status struct {
 	disks     []Disk
 	limited   int64  // bytes that count towards Options.BytesMax
 	gone      string // which folder is gone; "": none
-	refused   string // why sends are refused; "": they are taken
 	suspended string // why nothing is decided by the clock; "": it is
 	left      time.Duration
 	blocked   bool // the last early deletion ended above its mark
@@ -104,6 +112,8 @@ func Start(o Options) (*Keeper, error) {
 		marks: marks{Warn: float64(o.WarnPercent) / 100, EarlyDelete: float64(o.EarlyDeletePercent) / 100, Refuse: float64(o.RefusePercent) / 100},
 	}
 	k.told.folders = map[string]string{}
+	k.soon.Store(math.MaxInt64)
+	k.stop.Store(math.MaxInt64)
 	k.startClock()
 	k.see()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -202,9 +212,9 @@ func (k *Keeper) Gone() string {
 
 // Refusing says why sends are refused, "" while they are taken.
 func (k *Keeper) Refusing() string {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.mu.status.refused
+	k.word.Lock()
+	defer k.word.Unlock()
+	return k.word.refused
 }
 
 // snapshot is a copy of what both goroutines have last seen.

@@ -178,6 +178,9 @@ func (s *Store) Topic(namespace uint32, name string) (store.Topic, bool) {
 	return store.Topic{}, false
 }
 
+// Committed is the end of what is committed of the log; it costs nothing to ask.
+func (s *Store) Committed() journal.Position { return s.log.Committed() }
+
 // Topics returns all topics, by id.
 func (s *Store) Topics() []store.Topic { return s.topics.List() }
 
