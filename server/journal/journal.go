@@ -649,7 +649,7 @@ type Metrics struct {
 	ReserveInUse                     bool  // only control appends are taken
 	Holes                            int   // in what is kept, and the bytes in them
 	LostBytes                        int64
-	HeadersRepaired, TornBytes       int64 // at Open: segments' headers, and what a kill left of commits that nobody was told of
+	HeadersRepaired, TornBytes       int64 // at Open: segments' headers, and what was cut as a torn tail
 	ScrubbedBytes                    int64
 	Begin, Synced, End               Position
 	QueueBytes, QueueLen             int
