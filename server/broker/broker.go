@@ -96,6 +96,7 @@ const (
 	busyTries       = 100                    // of what may wait, when busy
 	busyRetry       = 20 * time.Millisecond  // a queue full of appends is on disk after that
 	waitersRetry    = 500 * time.Millisecond // fetches that wait end one by one
+	pausedRetry     = 500 * time.Millisecond // a person ends a pause
 	readPause       = 5 * time.Second        // after a read error of a partition
 	failurePoll     = time.Second
 

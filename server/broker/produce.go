@@ -60,7 +60,9 @@ func (c *produceCall) append(ctx context.Context, r *wire.ProduceRequest, done f
 		return noPartition(&t, uint32(r.Partition))
 	}
 	if t.Settings.PauseProduce {
-		return wire.Errorf(wire.CodePaused, "topic %q takes no messages at the moment", t.Name)
+		err := wire.Errorf(wire.CodePaused, "topic %q takes no messages at the moment", t.Name)
+		err.RetryAfter = pausedRetry
+		return err
 	}
 	if why := b.refusing.Load(); why != nil {
 		return why
