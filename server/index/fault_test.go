@@ -366,8 +366,8 @@ func TestAtOnce(t *testing.T) {
 		}
 	})
 	until(func() {
-		e := now()
 		runs := s.Runs()
+		e := now() // after it: the journal has what is in runs
 		if len(runs) > 0 {
 			if err := rebuildFilled(s, e, []Key{orders}, runs[int(e)%len(runs)]); err != nil {
 				t.Error(err)
