@@ -128,6 +128,7 @@ func BenchmarkOverhead(b *testing.B) {
 				o.Tables = []store.Table{&counter{}}
 				o.CheckpointEvery = time.Hour
 				o.CheckpointBytes = 1 << 50
+				o.VerifyBytesPerSecond = -1
 				o.OpenLog = func(lo LogOptions) (Log, error) { return &nullLog{o: lo}, nil }
 			})
 			topic, err := s.CreateTopic(context.Background(), store.Topic{Name: "orders", Partitions: 8}, "")
@@ -215,6 +216,7 @@ func BenchmarkCheckpoint(b *testing.B) {
 			s := benchStore(b, func(o *Options) {
 				o.CheckpointEvery = time.Hour
 				o.CheckpointBytes = 1 << 50
+				o.VerifyBytesPerSecond = -1
 				o.OpenLog = func(lo LogOptions) (Log, error) { return &nullLog{o: lo}, nil }
 			})
 			var parts []store.Partition
