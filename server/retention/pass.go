@@ -142,14 +142,15 @@ func (k *Keeper) deleteEarly(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if !deletable(&u, views) {
+		oldest, ok := deletable(&u, views)
+		if !ok {
 			blocked = true
 			return nil
 		}
 		if step == 0 {
-			step = firstStep(&u, need, k.o.Now().UnixNano())
+			step = firstStep(&u, need, k.o.Now().UnixNano()-oldest)
 		}
-		before = max(before, u.Oldest) + int64(step)
+		before = max(before, oldest) + int64(step)
 		for i := range views {
 			trims, err := decideEarly(views[i].topic, views[i].ps, before, k.o.Store)
 			if err = errors.Join(err, k.apply(&views[i], trims)); err != nil && !errors.Is(err, store.ErrNoPartition) {
@@ -174,14 +175,14 @@ const (
 	holdsLooked   = 64 // of what holds the oldest segments
 )
 
-// firstStep is the time in which so many bytes came, had they come evenly, and at least that of one segment.
-func firstStep(u *store.Usage, need, wall int64) time.Duration {
+// firstStep is the time in which so many bytes came, had all come evenly over a span of nanoseconds, and at least that of one segment.
+func firstStep(u *store.Usage, need, span int64) time.Duration {
 	share := max(float64(need)/float64(max(u.JournalBytes, 1)), 1/float64(max(u.Segments, 1)))
-	return max(earlyStepMin, time.Duration(float64(max(0, wall-u.Oldest))*min(1, share)))
+	return max(earlyStepMin, time.Duration(float64(max(0, span))*min(1, share)))
 }
 
-// deletable reports whether something that keeps the oldest segment may go early.
-func deletable(u *store.Usage, views []topicView) bool {
+// deletable returns when the oldest of what keeps the oldest segment, and may go early, was stored; false if nothing may.
+func deletable(u *store.Usage, views []topicView) (oldest int64, ok bool) {
 	// A hold without which so much could go begins in the oldest segment.
 	all := int64(u.End - u.Begin)
 	least := all - all/int64(max(u.Segments, 1))
@@ -189,15 +190,15 @@ func deletable(u *store.Usage, views []topicView) bool {
 		if h.Bytes < least {
 			continue
 		}
-		i, ok := slices.BinarySearchFunc(views, h.Partition.Topic, func(v topicView, id store.TopicID) int { return cmp.Compare(v.topic.ID, id) })
-		if !ok || h.Why != "" || views[i].topic.Incarnation != h.Partition.Incarnation || int(h.Partition.Partition) >= len(views[i].ps) {
+		i, found := slices.BinarySearchFunc(views, h.Partition.Topic, func(v topicView, id store.TopicID) int { return cmp.Compare(v.topic.ID, id) })
+		if !found || h.Why != "" || views[i].topic.Incarnation != h.Partition.Incarnation || int(h.Partition.Partition) >= len(views[i].ps) {
 			continue
 		}
-		if p := &views[i].ps[h.Partition.Partition]; p.consumed && min(p.floor, p.end) > h.First {
-			return true
+		if p := &views[i].ps[h.Partition.Partition]; p.consumed && min(p.floor, p.end) > h.First && (!ok || h.Stored < oldest) {
+			oldest, ok = h.Stored, true
 		}
 	}
-	return false
+	return oldest, ok
 }
 
 // viewAll reads all topics, by id.
