@@ -4,7 +4,8 @@
 //
 //   - the guard looks at the disks and at what the store takes of them, and knows a Level: ok, warn, early delete, refuse. It tells the
 //     broker whether sends are taken, and hurries the pass. How long it waits follows from the room that is left: it looks again
-//     before the fastest disk could have filled it.
+//     before the fastest disk could have filled it, and when a commit (Grew) says that a quarter of it is used. A commit that uses up
+//     all of it refuses sends itself.
 //   - the pass, every Options.Every and when the guard asks for it, trims partitions and lets the store reclaim what nothing needs.
 //
 // What goes, in each partition [first, end):
