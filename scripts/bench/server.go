@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -129,6 +130,53 @@ func (s *server) rss() (now, peak int64, err error) {
 		peak, err = s.proc("status", "VmHWM:")
 	}
 	return now << 10, peak << 10, err
+}
+
+// metric reads one metric without labels from the admin port.
+func (s *server) metric(ctx context.Context, name string) (float64, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.admin+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, name+" "); ok {
+			return strconv.ParseFloat(strings.TrimSpace(v), 64)
+		}
+	}
+	return 0, fmt.Errorf("no metric %s", name)
+}
+
+// diskWritten is what the disk of a folder was given to write since it was there, by anybody.
+func diskWritten(folder string) (int64, error) {
+	info, err := os.Stat(folder)
+	if err != nil {
+		return 0, err
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, errors.New("no device number of " + folder)
+	}
+	dev := uint64(stat.Dev) // as the kernel puts the two together
+	major, minor := dev>>8&0xfff|dev>>32&^0xfff, dev&0xff|dev>>12&^0xff
+	b, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/stat", major, minor))
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(b))
+	if len(fields) < 7 {
+		return 0, fmt.Errorf("the statistics of the disk of %s have %d fields", folder, len(fields))
+	}
+	sectors, err := strconv.ParseInt(fields[6], 10, 64)
+	return sectors * 512, err
 }
 
 // openIn counts the files that the process has open below a part of its folder.
