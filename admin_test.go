@@ -3,11 +3,15 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/offset"
+	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -26,7 +30,7 @@ func TestUnits(t *testing.T) {
 		}
 	}
 	for d, want := range map[time.Duration]string{
-		1500 * time.Millisecond: "1.5s", time.Minute: "1m", 90 * time.Second: "1m30s", time.Hour: "1h", 25 * time.Hour: "1d1h", 7 * 24 * time.Hour: "7d",
+		1500 * time.Millisecond: "1.5s", 43_880 * time.Millisecond: "44s", 59_900 * time.Millisecond: "1m", time.Minute: "1m", 90 * time.Second: "1m30s", time.Hour: "1h", 25 * time.Hour: "1d1h", 7 * 24 * time.Hour: "7d",
 		-time.Hour: "-1h", 59*time.Minute + 59*time.Second: "59m59s", 24*time.Hour + 5*time.Minute: "1d",
 	} {
 		if got := formatDuration(d); got != want {
@@ -177,6 +181,54 @@ func TestTopicSettings(t *testing.T) {
 		}
 		if err != nil || text != c.want {
 			t.Errorf("%s: got %s, %v; want %s", c.args, text, err, c.want)
+		}
+	}
+}
+
+// Records of every kind that says something are put into words, with the names that records before them gave; one that is broken
+// is named as such and does not end a dump.
+func TestDescribeRecords(t *testing.T) {
+	d := recordDecoder{topics: map[offset.Topic]string{}, groups: map[offset.GroupID]string{}}
+	topic := offset.Topic{ID: 7, Incarnation: 2}
+	say := func(kind journal.Kind, payload []byte) string {
+		return d.describe(journal.Record{Kind: kind, Epoch: 1, Position: 4096, Payload: payload}).Says
+	}
+	b, err := wire.AppendBatch(nil, [16]byte{1}, 0, []wire.Message{{ID: [16]byte{1}, Body: []byte("x")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	batch, err := wire.ParseBatch(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	batch.SetBroker(wire.BrokerFields{Topic: topic.ID, Incarnation: topic.Incarnation, Partition: 3, FirstIndex: 10})
+	carried := binary.LittleEndian.AppendUint64([]byte{1, byte(journal.KindMessages), 0, 0, 0, 0, 0, 0}, 512)
+	carried = append(append(carried, make([]byte, 16)...), batch...)
+	expiries := offset.AppendExpiries(nil, []offset.Expiry{{Group: 5, Topic: topic, Partition: 3, Generation: 1, Count: 2, Ranges: offset.Ranges{{From: 10, To: 11}}}})
+	for _, c := range []struct {
+		kind    journal.Kind
+		payload []byte
+		want    string
+	}{
+		{journal.KindMessages, batch, "topic 7.2/3 [10, 11), compression none"},
+		{journal.KindTopic, store.AppendTopicRecord(nil, &store.TopicRecord{Operation: store.TopicDelete, Topic: store.Topic{ID: 7, Incarnation: 2, Name: "orders", Partitions: 4}, Who: "ann"}),
+			"delete topic orders (id 7.2), 4 partitions, retention default, default, paused: no; by ann"},
+		{journal.KindOffsetReset, offset.AppendReset(nil, &offset.Reset{Operation: offset.Move, Group: 5, GroupName: "pay", Topic: topic, TopicName: "orders",
+			Starts: []offset.Start{{Partition: 3, Generation: 2, Offset: 9}}, Who: "ann", Why: "wrong totals"}),
+			`move of group pay on orders, to 3: 9 (generation 2); by ann; since "wrong totals"`},
+		{journal.KindLeaseExpiry, expiries, "pay orders/3 [10, 11) expired 2 times"},
+		{journal.KindCarriedForward, carried, "was messages at position 512: orders/3 [10, 11), compression none"},
+		{journal.KindLost, make([]byte, 60), "104 bytes were lost to damage here"},
+		{journal.KindEpoch, nil, "begins epoch 0.1"},
+		{journal.KindNoop, nil, ""},
+	} {
+		if got := say(c.kind, c.payload); got != c.want {
+			t.Errorf("%v: got %q, want %q", c.kind, got, c.want)
+		}
+	}
+	for _, kind := range []journal.Kind{journal.KindMessages, journal.KindTopic, journal.KindOffsetReset, journal.KindEnd, journal.KindLeaseExpiry, journal.KindCarriedForward} {
+		if got := say(kind, []byte{255}); !strings.HasPrefix(got, "cannot be read: ") {
+			t.Errorf("a broken %v: %q", kind, got)
 		}
 	}
 }

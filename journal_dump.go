@@ -18,6 +18,7 @@ import (
 	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/offset"
 	"github.com/jmqio/jmq/server/store"
+	"github.com/jmqio/jmq/server/store/local"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -155,6 +156,8 @@ func (d *recordDecoder) describe(rec journal.Record) recordInfo {
 		i.Says, i.Data, err = d.endRecord(rec.Payload)
 	case journal.KindLeaseExpiry:
 		i.Says, i.Data, err = d.expiries(rec.Payload)
+	case journal.KindCarriedForward:
+		i.Says, i.Data, err = d.carried(rec.Payload)
 	case journal.KindLost:
 		i.Says = fmt.Sprintf("%d bytes were lost to damage here", journal.RecordBytes(len(rec.Payload)))
 	case journal.KindEpoch:
@@ -308,6 +311,31 @@ func (d *recordDecoder) expiries(payload []byte) (string, any, error) {
 		}
 	}
 	return sayRanges(ranges), ranges, nil
+}
+
+type carriedInfo struct {
+	Kind     string    `json:"kind"`
+	Position uint64    `json:"position"`
+	Epoch    string    `json:"epoch"`
+	StoredAt time.Time `json:"storedAt"`
+	Batch    any       `json:"batch,omitempty"`
+}
+
+func (d *recordDecoder) carried(payload []byte) (string, any, error) {
+	c, err := local.Carried(payload)
+	if err != nil {
+		return "", nil, err
+	}
+	i := carriedInfo{c.Kind.String(), uint64(c.Position), fmt.Sprint(c.Epoch), time.Unix(0, c.Stored), nil}
+	says := fmt.Sprintf("was %s at position %d", i.Kind, i.Position)
+	if c.Kind == journal.KindMessages {
+		text, batch, err := d.batch(c.Payload)
+		if err != nil {
+			return "", nil, err
+		}
+		says, i.Batch = says+": "+text, batch
+	}
+	return says, i, nil
 }
 
 // recordPrinter prints record by record: there may be more than memory holds.

@@ -34,13 +34,18 @@ func parseDuration(text string) (time.Duration, error) {
 // formatDuration is short: the two largest units.
 func formatDuration(d time.Duration) string {
 	day := durationUnits["d"]
+	if d >= 10*time.Second {
+		d = d.Round(time.Second)
+	}
 	switch {
 	case d < 0:
 		return "-" + formatDuration(-d)
+	case d < 10*time.Second:
+		return d.Round(100 * time.Millisecond).String()
 	case d < time.Minute:
-		return d.Round(10 * time.Millisecond).String()
+		return d.String()
 	case d < time.Hour:
-		if d = d.Round(time.Second); d%time.Minute == 0 {
+		if d%time.Minute == 0 {
 			return fmt.Sprintf("%dm", d/time.Minute)
 		}
 		return d.String()

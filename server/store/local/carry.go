@@ -86,6 +86,13 @@ func parseCarried(b []byte) (carried, error) {
 	}, nil
 }
 
+// Carried returns the record that a carried-forward record's payload carries, as it was written first. Its payload is part of it.
+// It is for tools that look into a journal.
+func Carried(payload []byte) (journal.Record, error) {
+	c, err := parseCarried(payload)
+	return journal.Record{Kind: c.Kind, Position: c.Position, Epoch: c.Epoch, Stored: c.Stored, Payload: c.Payload}, err
+}
+
 // lost decodes what a carried record says of lost messages.
 func (c *carried) lost() (p store.Partition, from, to index.Index, err error) {
 	b := c.Payload
