@@ -19,6 +19,7 @@ type Checker struct {
 	restarts []span
 	deaths   map[uint32][]int64 // proc -> calls
 	drains   []drain
+	gaps     []gap // for the reason that they are lost
 	events   int
 	order    int32
 }
@@ -71,6 +72,14 @@ type message struct {
 type reader struct {
 	op          Op
 	proc, group uint32
+}
+
+// gap is what somebody was told will never come.
+type gap struct {
+	logKey
+	who      string
+	from, to uint64
+	call     int64
 }
 
 // outcome is ok if any attempt was ok, else unknown if any was, else failed.
@@ -130,6 +139,13 @@ type partitionLog struct {
 	epochs    map[uint64]uint64 // index -> epoch of its record, as scans say
 	conflicts []string
 	conflictN int
+	lost      [][2]uint64 // [from, to) that were damaged
+}
+
+func (l *partitionLog) isLost(i uint64) bool { return within(l.lost, i) }
+
+func within(ranges [][2]uint64, i uint64) bool {
+	return slices.ContainsFunc(ranges, func(r [2]uint64) bool { return r[0] <= i && i < r[1] })
 }
 
 type scan struct {
@@ -208,6 +224,7 @@ type groupPartition struct {
 	ends       []leaseEnd // released and expired
 	observed   []observation
 	resets     []observation
+	gaps       [][2]uint64 // told to its members
 	start      uint64
 }
 
@@ -314,6 +331,21 @@ func (c *Checker) Add(e Event) error {
 		c.deaths[proc] = append(c.deaths[proc], e.Call)
 	case OpRestart:
 		c.restarts = append(c.restarts, span{e.Call, e.Return})
+	case OpLost:
+		l := c.log(lk)
+		l.lost = append(l.lost, [2]uint64{e.Index, e.To})
+	case OpGap:
+		who := reader{OpRecv, proc, gk.group}
+		if e.Group == "" {
+			who.op = OpScan
+			c.addScan(&e, scanKey{proc, lk})
+		} else {
+			g := c.group(gk)
+			g.gaps = append(g.gaps, [2]uint64{e.Index, e.To})
+		}
+		if e.Reason == ReasonLost {
+			c.gaps = append(c.gaps, gap{lk, c.readerName(who), e.Index, e.To, e.Call})
+		}
 	case OpScan, OpScanned:
 		c.addScan(&e, scanKey{proc, lk})
 	case OpOffset:
@@ -430,6 +462,16 @@ func (c *Checker) addScan(e *Event, k scanKey) {
 		}
 	}
 	s.call = min(s.call, e.Call)
+	if e.Op == OpGap {
+		switch {
+		case !s.started:
+			s.started, s.from = true, e.Index
+		case e.Index != s.next:
+			problem("a gap at index %d follows %d", e.Index, s.next-1)
+		}
+		s.next = e.To
+		return
+	}
 	if e.Op == OpScan {
 		i := c.addRead(e, reader{OpScan, k.proc, 0}, k.logKey)
 		switch {

@@ -11,6 +11,9 @@
 //	C6 ack state           ack offset and ranges are the acks that were ok; never back without a reset; an ack counts
 //	                       only from who holds the lease; what was acked ok is not given again
 //
+// What was damaged (OpLost) may be missing, and nothing else may be said to be lost; a scan tells each such gap. What was trimmed
+// must have come to each group before.
+//
 // A violation is reported with its evidence. A check that found nothing to look at says so: "ok" is never a history
 // without the events that could have shown the opposite.
 //

@@ -34,9 +34,17 @@ const (
 	OpSubscribe Op = "subscribe"
 	// OpReset says that a person set Group's offset to Index.
 	OpReset Op = "reset"
+	// OpLost says that the bytes of messages [Index, To) were damaged on the disk: they may be lost, others may not.
+	OpLost Op = "lost"
+	// OpGap says that Proc was told that [Index, To) will never come; Reason ReasonLost: because it was damaged. With Group it
+	// is a consumer, without it is a raw scan, in whose order the event stands.
+	OpGap Op = "gap"
 	// OpDrain says that Group had nothing more to get from Topic at Call: what was sent before and is ok was given to it.
 	OpDrain Op = "drain"
 )
+
+// ReasonLost is an OpGap's reason that needs an OpLost.
+const ReasonLost = "lost"
 
 // Result is how a send or an ack ended.
 type Result string
@@ -115,6 +123,10 @@ func (e *Event) Validate() error {
 	case OpOffset, OpSubscribe, OpReset, OpDrain:
 		need(e.Topic != "", "topic")
 		need(e.Group != "", "group")
+	case OpLost, OpGap:
+		need(e.Topic != "", "topic")
+		need(e.To > e.Index, "a range")
+		need(e.Op == OpLost || e.Proc != "", "proc")
 	case OpDie:
 		need(e.Proc != "", "proc")
 	case OpRestart:

@@ -47,6 +47,7 @@ func (c *Checker) Report() *Report {
 // noLoss is C1.
 func (c *Checker) noLoss() *CheckResult {
 	out := &CheckResult{Name: "C1", Title: "no loss", What: "readings of ok messages"}
+	lost := 0
 	// Scans: one that began after the receipt, and covers its index, has the message there.
 	byLog := map[logKey][]*scan{}
 	for _, s := range c.done {
@@ -62,7 +63,9 @@ func (c *Checker) noLoss() *CheckResult {
 					continue // taken too early, or trimmed
 				}
 				out.Checked++
-				if got, ok := s.seen[a.at.index]; !ok || got != int32(i) {
+				if got, ok := s.seen[a.at.index]; !ok && c.logs[a.at.logKey].isLost(a.at.index) {
+					lost++
+				} else if !ok || got != int32(i) {
 					out.violate("%s, ok at %s, returned %d: not in the scan by %s, begun %d", c.messages[i].id, c.placeName(a.at), a.ret, c.names.name(s.proc), s.call)
 				}
 			}
@@ -104,6 +107,10 @@ func (c *Checker) noLoss() *CheckResult {
 				if g := c.groups[groupKey{k.group, at.logKey}]; g != nil && at.index < g.start {
 					continue
 				}
+				if !given[i] && c.logs[at.logKey].isLost(at.index) {
+					lost++
+					continue
+				}
 			}
 			out.Checked++
 			if !given[i] {
@@ -111,6 +118,18 @@ func (c *Checker) noLoss() *CheckResult {
 				out.violate("%s, ok at %s, returned %d: never given to group %s, drained at %d", m.id, c.placeName(at), m.returned(), c.names.name(k.group), last[k])
 			}
 		}
+	}
+	// Nothing is said to be lost that was not damaged.
+	for _, g := range c.gaps {
+		for i := g.from; i < g.to; i++ {
+			if l := c.logs[g.logKey]; l == nil || !l.isLost(i) {
+				out.violate("%s was told at %d that [%d, %d) of %s is lost, but index %d was not damaged", g.who, g.call, g.from, g.to, c.logName(g.logKey), i)
+				break
+			}
+		}
+	}
+	if len(c.gaps) > 0 || lost > 0 {
+		out.Note = fmt.Sprintf("%d readings of damaged ones left out, %d gaps told", lost, len(c.gaps))
 	}
 	return out
 }
@@ -528,14 +547,18 @@ func (c *Checker) observations(g *groupPartition, out *CheckResult) {
 			}
 		}
 	}
+	passed := c.logs[g.logKey]
 	// unheard finds an index of [from, to) that nobody can have acked before t.
 	unheard := func(from, to uint64, t int64) (uint64, bool) {
 		i, _ := slices.BinarySearch(indexes, from)
 		for want := from; want < to; want++ {
-			if i >= len(indexes) || indexes[i] != want || times[i].maybe > t {
+			given := i < len(indexes) && indexes[i] == want
+			if (!given || times[i].maybe > t) && !within(g.gaps, want) && (passed == nil || !passed.isLost(want)) {
 				return want, true
 			}
-			i++
+			if given {
+				i++
+			}
 		}
 		return 0, false
 	}
