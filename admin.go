@@ -33,6 +33,12 @@ func repeat(ctx context.Context, what string, f func() error) error {
 			return err
 		}
 		coded, ok := errors.AsType[*wire.CodeError](err)
+		switch {
+		case ok && coded.Code == wire.CodeUnknown:
+			return fmt.Errorf("%s: the connection ended before the answer: it may have been done; look before you try again", what)
+		case errors.Is(err, context.DeadlineExceeded):
+			return &codedError{exitTimeout, fmt.Errorf("%s: no answer in time: it may have been done; look, or give it longer with --connect-timeout", what)}
+		}
 		patient := ok && slices.Contains([]wire.Code{wire.CodeBusy, wire.CodeStopping, wire.CodeDisconnected}, coded.Code)
 		if !patient || !sleep(ctx, max(pause, coded.RetryAfter)) {
 			return fmt.Errorf("%s: %w", what, err)

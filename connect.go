@@ -26,7 +26,7 @@ type connection struct {
 
 func (c *connection) flags(f *pflag.FlagSet) {
 	f.StringVarP(&c.address, "address", "a", "", "the broker's address (default: $"+envAddress+", else "+addressDefault+")")
-	f.DurationVar(&c.timeout, "connect-timeout", 5*time.Second, "how long connecting to the broker may take")
+	f.DurationVar(&c.timeout, "connect-timeout", 5*time.Second, "how long connecting to the broker, and its answer, may take")
 }
 
 // where is the address to connect to.
