@@ -22,7 +22,7 @@ type benchOptions struct {
 	topics                 int  // of produce and fill: the producers send to one after the other
 	messages               int  // of fill
 	nobody                 bool // fill: no group is there
-	async                  bool // produce: without waiting for answers, up to asyncWindow a producer
+	async                  bool // produce: without waiting for answers
 	parallel               bool // consume: several consumers at a time in one partition
 	consumers              int  // of e2e, consume, and limit with consume
 	consume                bool // limit: a consumer follows the journal
@@ -191,7 +191,7 @@ and removed afterwards, and its CPU and memory are measured too.`,
 	for _, name := range []string{"produce", "fill"} {
 		flagsOf(name).IntVar(&o.topics, "topics", 1, "topics, each with --partitions, that producers send to one after the other")
 	}
-	flagsOf("produce").BoolVar(&o.async, "async", false, "producers do not wait for answers; up to 1,000 messages of each are under way, and latencies are those of the calls")
+	flagsOf("produce").BoolVar(&o.async, "async", false, "producers do not wait for answers, only for room in their buffers; latencies are those of the calls")
 	flagsOf("fill").BoolVar(&o.nobody, "nobody", false, "no group has to consume them")
 	flagsOf("fill").IntVar(&o.messages, "messages", 1_000_000, "how many messages to store at least")
 	flagsOf("consume").BoolVar(&o.parallel, "parallel", false, "several consumers at a time in one partition")

@@ -242,14 +242,10 @@ func sender(producers []*client.Producer, worker int, o benchOptions) call {
 	}
 }
 
-// asyncWindow is how many messages of a producer are under way at most.
-const asyncWindow = 1000
-
-// asyncSender returns the call of one producer that does not wait for answers: it sends a message when there is room for one,
-// and returns how many were answered since.
+// asyncSender returns the call of one producer that does not wait for answers, only for room in the producer's buffer; it returns
+// how many messages were answered since the call before.
 func asyncSender(p *client.Producer, o benchOptions) call {
 	m := &client.Message{Body: make([]byte, o.size)}
-	room := make(chan struct{}, asyncWindow)
 	var answered atomic.Int64
 	var failed atomic.Pointer[error]
 	done := func(_ client.Receipt, err error) {
@@ -257,16 +253,9 @@ func asyncSender(p *client.Producer, o benchOptions) call {
 			failed.CompareAndSwap(nil, &err)
 		}
 		answered.Add(1)
-		<-room
 	}
 	return func(ctx context.Context) (int, error) {
-		select {
-		case room <- struct{}{}:
-		case <-ctx.Done():
-			return 0, ctx.Err()
-		}
 		if err := failed.Load(); err != nil {
-			<-room
 			return 0, *err
 		}
 		p.SendAsync(ctx, m, done)

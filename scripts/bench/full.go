@@ -249,6 +249,11 @@ func (f *full) timed(flags ...string) []string {
 	return append([]string{"--time", f.size.time.String(), "--warm-up", f.size.warmUp.String()}, flags...)
 }
 
+// settled is timed for what takes longer until it is even: buffers that fill.
+func (f *full) settled(flags ...string) []string {
+	return append([]string{"--time", (2 * f.size.time).String(), "--warm-up", (4 * f.size.warmUp).String()}, flags...)
+}
+
 // measured is one side of a pair.
 type measured func() (float64, error)
 
@@ -353,8 +358,8 @@ func (f *full) backlog(ctx context.Context) error {
 
 	var none cost
 	l, err = f.pairs("8 producers that do not wait for answers, to 8x100", f.size.fewPairs,
-		f.rate(ctx, plain, &none, "produce", f.timed("--producers", "8", "--batch", "100")...),
-		f.rate(ctx, plain, &none, "produce", f.timed("--producers", "8", "--async")...))
+		f.rate(ctx, plain, &none, "produce", f.settled("--producers", "8", "--batch", "100")...),
+		f.rate(ctx, plain, &none, "produce", f.settled("--producers", "8", "--async")...))
 	if err != nil {
 		return err
 	}
@@ -386,17 +391,16 @@ func (f *full) device(ctx context.Context, row string) error {
 	}
 	segment := strconv.FormatInt(f.size.segment, 10)
 	keep := 8 * f.size.segment
-	measure := func(s *server) (float64, error) {
-		before, err := diskWritten(s.dir)
-		if err != nil {
-			return 0, err
-		}
-		r, err := f.bench(ctx, s, "produce", "--time", f.size.device.String(), "--warm-up", "0s")
-		if err != nil {
-			return 0, err
-		}
-		after, err := diskWritten(s.dir)
-		return float64(after-before) / (r.Messages * body), err
+	// measure returns bytes of the disk, and of the journal's records, for each byte of a body.
+	measure := func(s *server) (disk, records float64, err error) {
+		const written = "jmq_journal_written_bytes_total"
+		recordsBefore, err1 := s.metric(ctx, written)
+		diskBefore, err2 := diskWritten(s.dir)
+		r, err3 := f.bench(ctx, s, "produce", "--time", f.size.device.String(), "--warm-up", "0s")
+		diskAfter, err4 := diskWritten(s.dir)
+		recordsAfter, err5 := s.metric(ctx, written)
+		payload := r.Messages * body
+		return float64(diskAfter-diskBefore) / payload, (recordsAfter - recordsBefore) / payload, errors.Join(err1, err2, err3, err4, err5)
 	}
 	// So often that what goes between two passes is a segment or two, which are recycled.
 	recycled, err := f.startServer(ctx, "recycled", "--broker.journal.segmentBytesMax", segment, "--broker.retention.bytes", strconv.FormatInt(keep, 10),
@@ -418,26 +422,27 @@ func (f *full) device(ctx context.Context, row string) error {
 		return err
 	}
 	defer fresh.drop()
-	var ofRecycled, ofFresh, zeroes []float64
+	var ofRecycled, ofFresh, ofRecords, zeroes []float64
 	for i := range repeats {
 		f.step(fmt.Sprintf("device bytes on recycled segments: %d of %d", i+1, repeats))
-		r, err := measure(recycled)
+		r, records, err := measure(recycled)
 		if err != nil {
 			return err
 		}
 		f.step(fmt.Sprintf("device bytes on new segments: %d of %d", i+1, repeats))
-		n, err := measure(fresh)
+		n, _, err := measure(fresh)
 		if err != nil {
 			return err
 		}
-		ofRecycled, ofFresh, zeroes = append(ofRecycled, r), append(ofFresh, n), append(zeroes, n-r)
+		ofRecycled, ofFresh, ofRecords, zeroes = append(ofRecycled, r), append(ofFresh, n), append(ofRecords, records), append(zeroes, n-r)
 	}
 	after, err := recycled.metric(ctx, "jmq_journal_recycled_total")
 	if err != nil {
 		return err
 	}
 	f.add(newLine(row, "device bytes for each byte of a body, 64x1, recycled segments", "x", ofRecycled).atMost(1.3))
-	f.add(newLine(row, "the same, new segments", "x", ofFresh))
+	f.add(newLine(row, "of that, records of the journal", "x", ofRecords))
+	f.add(newLine(row, "device bytes for each byte of a body, 64x1, new segments", "x", ofFresh))
 	f.add(newLine(row, "of that, zeroes that prepare a new segment", "x", zeroes))
 	f.add(newLine(row, "segments recycled meanwhile", "segments", []float64{after - before}))
 	return nil
