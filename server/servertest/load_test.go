@@ -198,8 +198,7 @@ type member struct {
 
 	mu struct {
 		sync.Mutex
-		dead    bool
-		blinked time.Time // when it lost its connections
+		dead bool
 	}
 }
 
@@ -269,15 +268,8 @@ func (m *member) die() {
 
 // blink loses the member's connections. It does not know what becomes of its leases.
 func (m *member) blink() {
-	m.mu.Lock()
-	m.mu.blinked = time.Now()
-	m.lostConnections()
-	m.mu.Unlock()
-	m.line.cut()
-}
-
-func (m *member) lostConnections() {
 	m.c.event(check.Event{Op: check.OpDie, Proc: m.proc, Reason: "lost its connections", Call: now()})
+	m.line.cut()
 }
 
 func (m *member) isDead() bool {
@@ -304,15 +296,13 @@ func (m *member) received(d *client.Delivery, came time.Time) bool {
 	if m.mu.dead {
 		return false
 	}
-	granted := came.Add(-answerSlack) // at the broker, or later
+	granted := came.Add(-answerSlack) // at the broker then, or later
 	m.c.received.Add(1)
 	m.c.event(check.Event{
 		Op: check.OpRecv, Proc: m.proc, Topic: topicName, Group: d.Group, Partition: *d.Partition, Key: d.OrderKey, ID: d.ID, Seq: seqOf(d.Headers),
-		Index: d.Index, Epoch: d.Epoch, Lease: d.Lease, Member: d.Member, Hash: hash(d.Body), Call: now(), Deadline: granted.Add(ackTimeout).UnixNano(),
+		Index: d.Index, Epoch: d.Epoch, Lease: d.Lease, Member: d.Member, Hash: hash(d.Body), Call: now(),
+		Granted: granted.UnixNano(), Deadline: granted.Add(ackTimeout).UnixNano(),
 	})
-	if m.mu.blinked.After(granted) {
-		m.lostConnections() // those by which this lease came
-	}
 	return true
 }
 

@@ -108,6 +108,28 @@ func TestLateLease(t *testing.T) {
 	}
 }
 
+// A lease whose holder lost its connection before its handler began, and whose message another had by then: that is the reason,
+// though the first of the two came last.
+func TestLateHandler(t *testing.T) {
+	late := Event{Op: OpRecv, Proc: "late", Topic: "t", Group: "g", ID: "id", Hash: "h", Lease: 1, Epoch: 1, Call: 60, Granted: 10, Deadline: 1070}
+	next := Event{Op: OpRecv, Proc: "next", Topic: "t", Group: "g", ID: "id", Hash: "h", Lease: 2, Epoch: 1, Call: 50, Granted: 15, Deadline: 1040}
+	events := []Event{
+		{Op: OpSend, Proc: "p", Topic: "t", ID: "id", Hash: "h", Call: 1, Return: 2, Result: OK},
+		{Op: OpDie, Proc: "late", Call: 40},
+		next,
+		{Op: OpAck, Proc: "next", Topic: "t", Group: "g", Lease: 2, Call: 52, Return: 55, Result: OK},
+		late,
+	}
+	r := checkEvents(t, events)
+	if err := r.Err(); err != nil || r.Duplicates[ReasonConsumerDied] != 1 {
+		t.Errorf("%v, duplicates %v", err, r.Duplicates)
+	}
+	events[1].Call = 5 // before the lease was given
+	if r := checkEvents(t, events); !slices.Equal(r.Violated(), []string{"C3"}) {
+		t.Errorf("with an earlier loss:\n%v", r)
+	}
+}
+
 // An ack whose first attempt broke, repeated when the next holder of the message has acked it, is told that the message has
 // ended; its SDK says ok. Without that other ack it would have been taken from somebody who had lost the lease.
 func TestAckRepeatedLate(t *testing.T) {

@@ -170,19 +170,19 @@ type delivery struct {
 	epoch        uint64
 	call         int64
 	deadline     int64
-	// granted is the call of its lease's first delivery.
-	granted int64
+	// since <= when the broker gave its lease <= granted, which is the call of its lease's first delivery.
+	since, granted int64
 }
 
 // Deliveries stand in the order of their leases, not of their calls: who lost its lease without knowing (the broker
-// restarted, or it was slow) may go on with what it was given, later than the next holder. It may even begin later: the
-// answer with the lease was on its way when the broker restarted. So epochs come first.
+// restarted, its connection was lost, or it was slow) may go on with what it was given, later than the next holder. It may
+// even begin later: the answer with the lease was on its way, or its handler was late. So epochs come first, then leases.
 func byLease(a, b delivery) int {
 	order := 0
-	if a.epoch != 0 && b.epoch != 0 {
-		order = cmp.Compare(a.epoch, b.epoch)
-	}
-	if order == 0 && a.deadline != 0 && b.deadline != 0 {
+	switch {
+	case a.epoch != 0 && b.epoch != 0:
+		order = cmp.Or(cmp.Compare(a.epoch, b.epoch), cmp.Compare(a.lease, b.lease))
+	case a.deadline != 0 && b.deadline != 0:
 		order = cmp.Compare(a.deadline, b.deadline)
 	}
 	return cmp.Or(order, cmp.Compare(a.granted, b.granted), cmp.Compare(a.call, b.call), cmp.Compare(a.order, b.order))
@@ -306,7 +306,7 @@ func (c *Checker) Add(e Event) error {
 		g := c.group(gk)
 		g.deliveries = append(g.deliveries, delivery{
 			message: i, proc: proc, member: e.Member, order: c.order, index: e.Index, lease: e.Lease, epoch: e.Epoch,
-			call: e.Call, deadline: e.Deadline,
+			call: e.Call, deadline: e.Deadline, since: e.Granted,
 		})
 	case OpAck:
 		g := c.group(gk)

@@ -76,11 +76,13 @@ type Event struct {
 	// Unknown counts the attempts of a send whose outcome stayed unknown: each may have left a copy. -1: their number is
 	// not known.
 	Unknown int    `json:"unknown,omitempty"`
-	Hash    string `json:"hash,omitempty"` // of the body
-	Lease   uint64 `json:"lease,omitempty"`
+	Hash    string `json:"hash,omitempty"`  // of the body
+	Lease   uint64 `json:"lease,omitempty"` // those of an epoch ascend as they are given
 	Member  uint32 `json:"member,omitempty"`
-	// Deadline, of a recv: when its lease ends by itself, not later than the broker ends it; 0: not known. It also orders the
-	// leases of a message.
+	// Granted, of a recv: when its lease was given, not later than the broker gave it; 0: not known, when its first message came.
+	Granted int64 `json:"granted,omitempty"`
+	// Deadline, of a recv: when its lease ends by itself, not later than the broker ends it; 0: not known. Without epochs it also
+	// orders the leases of a message.
 	Deadline int64       `json:"deadline,omitempty"`
 	Ranges   [][2]uint64 `json:"ranges,omitempty"` // offset: consumed [from, to) above Index, ascending
 	Reason   string      `json:"reason,omitempty"` // free text: the code of a failed ack, how a consumer died

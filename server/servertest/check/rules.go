@@ -35,7 +35,11 @@ func (c *Checker) Report() *Report {
 			}
 		}
 		for i := range g.deliveries {
-			g.deliveries[i].granted = granted[g.deliveries[i].lease]
+			d := &g.deliveries[i]
+			d.granted = granted[d.lease]
+			if d.since == 0 || d.since > d.granted {
+				d.since = d.granted
+			}
 		}
 		slices.SortFunc(g.deliveries, byIndex)
 		slices.SortFunc(g.resets, func(a, b observation) int { return cmp.Compare(a.call, b.call) })
@@ -264,7 +268,7 @@ func (c *Checker) reason(g *groupPartition, f facts, p, d *delivery) Reason {
 		return ReasonLeaseExpired
 	}
 	for _, t := range c.deaths[p.proc] {
-		if p.granted <= t && t <= d.granted {
+		if p.since <= t && t <= d.granted {
 			return ReasonConsumerDied
 		}
 	}
@@ -272,11 +276,11 @@ func (c *Checker) reason(g *groupPartition, f facts, p, d *delivery) Reason {
 		return ReasonBrokerRestarted
 	}
 	for _, s := range c.restarts {
-		if p.granted <= s.ret && s.call <= d.granted {
+		if p.since <= s.ret && s.call <= d.granted {
 			return ReasonBrokerRestarted
 		}
 	}
-	if g.resetBetween(p.granted, d.granted) {
+	if g.resetBetween(p.since, d.granted) {
 		return ReasonReset
 	}
 	return ""

@@ -249,6 +249,29 @@ func TestCheckpointTriggers(t *testing.T) {
 	})
 }
 
+// TestCheckpointAfterOpen shows that a checkpoint may begin as soon as the store is open: with -race.
+func TestCheckpointAfterOpen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fs := vfs.NewCrashableMem()
+		o := options(fs)
+		s := mustOpen(t, o)
+		mustTopic(t, s, "orders", 1)
+		o.FS = fs.CrashClone(vfs.CrashCloneCfg{})
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		o.CheckpointEvery = time.Second
+		s = mustOpen(t, o)
+		time.Sleep(1500 * time.Millisecond)
+		if n := s.Metrics().Checkpoints; n != 1 {
+			t.Fatalf("%d", n)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 // TestCheckpointFails shows that a checkpoint that cannot be written stops nothing, is not tried again at each append, and
 // leaves the older one; when the disk is well again the next is written.
 func TestCheckpointFails(t *testing.T) {

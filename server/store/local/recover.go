@@ -45,7 +45,7 @@ func Open(opt Options) (*Store, error) {
 	s.started.Store(true)
 	go s.run()
 	s.startVerifier()
-	if s.apply.since >= opt.CheckpointBytes {
+	if s.due() {
 		s.background.kick()
 	}
 	return s, nil
