@@ -1,7 +1,10 @@
 package servertest
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/oklog/ulid/v2"
@@ -38,44 +41,58 @@ func (c *campaign) autopsy(left *vfs.MemFS) error {
 }
 
 func (c *campaign) examine(st *local.Store, offsets *offset.Table, at int64) error {
-	t, ok := st.Topic(0, topicName)
-	if !ok { // all is gone
-		for p := range uint16(c.partitions) {
-			c.event(check.Event{Op: check.OpScanned, Proc: "disk", Topic: topicName, Partition: p, Call: at})
-		}
-		return nil
-	}
-	groups := offsets.GroupsOf(offset.Topic{ID: uint64(t.ID), Incarnation: t.Incarnation})
-	for p := range uint16(t.Partitions) {
-		for _, g := range groups {
-			progress, _, ok := offsets.Progress(g.ID, offset.Topic{ID: uint64(t.ID), Incarnation: t.Incarnation}, p)
-			if !ok {
-				return fmt.Errorf("group %s has no progress in partition %d", g.Name, p)
+	for _, topic := range c.topics() {
+		t, ok := st.Topic(0, topic)
+		if !ok { // all is gone
+			for p := range uint16(c.partitions) {
+				c.event(check.Event{Op: check.OpScanned, Proc: "disk", Topic: topic, Partition: p, Call: at})
 			}
-			e := check.Event{Op: check.OpOffset, Topic: topicName, Group: g.Name, Partition: p, Index: uint64(progress.Ack), Call: at, Return: at}
-			for _, r := range progress.Consumed {
-				e.Ranges = append(e.Ranges, [2]uint64{uint64(r.From), uint64(r.To)})
-			}
-			c.event(e)
+			continue
 		}
-		if err := c.scan(st, store.Partition{Topic: t.ID, Incarnation: t.Incarnation, Partition: p}, at); err != nil {
-			return fmt.Errorf("scan partition %d: %w", p, err)
+		key := offset.Topic{ID: uint64(t.ID), Incarnation: t.Incarnation}
+		for p := range uint16(t.Partitions) {
+			for _, g := range offsets.GroupsOf(key) {
+				progress, _, ok := offsets.Progress(g.ID, key, p)
+				if !ok {
+					return fmt.Errorf("group %s has no progress in partition %d", g.Name, p)
+				}
+				e := check.Event{Op: check.OpOffset, Topic: topic, Group: g.Name, Partition: p, Index: uint64(progress.Ack), Call: at, Return: at}
+				for _, r := range progress.Consumed {
+					e.Ranges = append(e.Ranges, [2]uint64{uint64(r.From), uint64(r.To)})
+				}
+				c.event(e)
+			}
+			if err := c.scan(st, topic, store.Partition{Topic: t.ID, Incarnation: t.Incarnation, Partition: p}, at); err != nil {
+				return fmt.Errorf("scan partition %d of %s: %w", p, topic, err)
+			}
 		}
 	}
 	return nil
 }
 
 // scan notes each message of a partition. It looks at no checksum of the producer's: what is damaged shall be seen.
-func (c *campaign) scan(st *local.Store, p store.Partition, at int64) error {
+func (c *campaign) scan(st *local.Store, topic string, p store.Partition, at int64) error {
 	first, end, err := st.Bounds(p)
 	if err != nil {
 		return err
 	}
 	var events []check.Event
 	var buf []byte
+	late := time.Now().Add(within)
 	for next := first; next < end; {
 		var read index.Index
-		if buf, read, err = st.Read(p, next, end, scanBytes, buf[:0]); err != nil {
+		buf, read, err = st.Read(p, next, end, scanBytes, buf[:0])
+		if gap := (*store.GapError)(nil); errors.As(err, &gap) {
+			events = append(events, check.Event{Op: check.OpGap, Proc: "disk", Topic: topic, Partition: p.Partition, Index: uint64(gap.From), To: uint64(gap.To),
+				Reason: check.ReasonDamaged, Call: at})
+			next = gap.To
+			continue
+		}
+		if c.o.depth && errors.Is(err, store.ErrDamaged) && time.Now().Before(late) { // a repair is under way
+			pause(context.Background(), time.Millisecond)
+			continue
+		}
+		if err != nil {
 			return err
 		}
 		for rest := buf; len(rest) > 0; {
@@ -89,9 +106,12 @@ func (c *campaign) scan(st *local.Store, p store.Partition, at int64) error {
 			}
 			it := wire.IterateMessages(b, raw)
 			for it.Next() {
+				if b.FirstIndex()+uint64(it.Slot()) < uint64(first) {
+					continue // trimmed, and its batch is not
+				}
 				m := it.View.Message()
 				events = append(events, check.Event{
-					Op: check.OpScan, Proc: "disk", Topic: topicName, Partition: p.Partition, Index: b.FirstIndex() + uint64(it.Slot()),
+					Op: check.OpScan, Proc: "disk", Topic: topic, Partition: p.Partition, Index: b.FirstIndex() + uint64(it.Slot()),
 					ID: ulid.ULID(m.ID).String(), Key: m.OrderKey, Seq: seqOf(m.Headers), Hash: hash(m.Body), Call: at,
 				})
 			}
@@ -104,6 +124,6 @@ func (c *campaign) scan(st *local.Store, p store.Partition, at int64) error {
 		}
 		next = read
 	}
-	c.event(append(events, check.Event{Op: check.OpScanned, Proc: "disk", Topic: topicName, Partition: p.Partition, Index: uint64(first), To: uint64(end), Call: at})...)
+	c.event(append(events, check.Event{Op: check.OpScanned, Proc: "disk", Topic: topic, Partition: p.Partition, Index: uint64(first), To: uint64(end), Call: at})...)
 	return nil
 }

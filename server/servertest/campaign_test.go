@@ -52,13 +52,14 @@ const (
 	syncFailed              // the broker must stop by itself; then it is killed
 	stopped                 // in order; sometimes the power is lost meanwhile
 	diskFull                // for a while; the broker goes on when it no longer is
+	damaged                 // stopped in order, and then bytes change
 	faults
 )
 
 var everyFault = []fault{powerLost, powerTorn, killed, syncFailed, stopped, diskFull}
 
 func (f fault) String() string {
-	return [...]string{"power lost", "power lost, torn", "killed", "sync failed", "stopped", "disk full"}[f]
+	return [...]string{"power lost", "power lost, torn", "killed", "sync failed", "stopped", "disk full", "damaged"}[f]
 }
 
 type campaign struct {
@@ -91,7 +92,8 @@ type campaign struct {
 		sync.Mutex
 		list []string
 	}
-	did [faults]int
+	did   [faults]int
+	depth depth
 	// again counts the power losses during recovery.
 	again int
 }
@@ -109,6 +111,8 @@ type options struct {
 	segmentBytes int64 // of the journal; 0: 64 to 256 KiB
 	// noCheckpoints: but for those of brokers that stop in order.
 	noCheckpoints bool
+	// depth: everything that a store does with years of data happens too, see depth.
+	depth bool
 }
 
 // running is a broker.
@@ -189,6 +193,9 @@ func runCampaign(t testing.TB, o options) *verdict {
 		c.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	}
 	c.partitions, c.bulk = 1+c.intn(4), c.intn(4) == 0
+	if o.depth {
+		c.deepen()
+	}
 	eager := c.intn(4) == 0
 	c.disk = newDisk(nil, c.fork(), eager)
 
@@ -212,7 +219,7 @@ func runCampaign(t testing.TB, o options) *verdict {
 	for f := range faults {
 		v.summary += fmt.Sprintf(" %v %d,", f, c.did[f])
 	}
-	v.summary += fmt.Sprintf(" again in recovery %d", c.again)
+	v.summary += fmt.Sprintf(" again in recovery %d%v", c.again, &c.depth)
 	v.history = c.history.events
 	return v
 }
@@ -283,11 +290,7 @@ func (c *campaign) run(v *verdict) error {
 		return err
 	}
 	for _, g := range []string{fetchGroup, runGroup} {
-		k, err := c.admin.Consumer(topicName, client.Group(g), client.Start(client.FromBeginning))
-		if err == nil {
-			err = k.Subscribe(ctx)
-		}
-		if err != nil {
+		if _, err := c.subscribe(ctx, topicName, g); err != nil {
 			return err
 		}
 	}
@@ -321,7 +324,14 @@ func (c *campaign) run(v *verdict) error {
 	for n := range 2 {
 		consumers.Go(func() { c.slot(consuming, runGroup, n, (*member).receive) })
 	}
-	consumers.Go(func() { c.observe(consuming) })
+	consumers.Go(func() { c.observe(consuming, topicName) })
+	if c.o.depth {
+		stop, err := c.goDeep(ctx, consuming, sending, &sends, &consumers)
+		defer stop()
+		if err != nil {
+			return err
+		}
+	}
 	sends.Go(func() { c.cut(sending, lines) })
 
 	faults := c.o.faults
@@ -353,12 +363,17 @@ func (c *campaign) run(v *verdict) error {
 	stopSending()
 	sends.Wait()
 	c.calm.Store(true)
-	v.stuck = !c.drain(ctx)
+	v.stuck = !c.drain(ctx, topicName, fetchGroup, runGroup)
+	if c.o.depth && !v.stuck {
+		v.stuck = !c.drainDepth(ctx, &consumers, consuming)
+	}
 	stopConsuming()
 	consumers.Wait()
 	if !v.stuck {
-		if err := c.audit(ctx); err != nil {
-			c.problem("audit: %v", err)
+		for _, topic := range c.topics() {
+			if err := c.audit(ctx, topic); err != nil {
+				c.problem("audit of %s: %v", topic, err)
+			}
 		}
 	}
 	if err := c.stop(); err != nil {
@@ -369,6 +384,16 @@ func (c *campaign) run(v *verdict) error {
 		return fmt.Errorf("%w: %w", errRefused, err)
 	}
 	return nil
+}
+
+// subscribe gives the admin's client a consumer whose group begins at the beginning.
+func (c *campaign) subscribe(ctx context.Context, topic, group string) (*client.Consumer, error) {
+	m := &member{c: c, proc: group}
+	k, err := c.admin.Consumer(topic, client.Group(group), client.Start(client.FromBeginning), client.OnGap(m.gap), client.PollWait(pollWait))
+	if err == nil {
+		err = k.Subscribe(ctx)
+	}
+	return k, err
 }
 
 func closeNow(cl *client.Client) {
@@ -482,6 +507,13 @@ func (c *campaign) cycle(f fault) error {
 		if err != nil && c.disk.lost() == nil {
 			return err
 		}
+	case damaged:
+		if err := c.stop(); err != nil {
+			return err
+		}
+		if err := c.damage(); err != nil {
+			return err
+		}
 	case syncFailed:
 		if err := c.failSync(); err != nil {
 			return err
@@ -583,10 +615,10 @@ func (c *campaign) fill() error {
 }
 
 // observe looks where the groups stand, as an administrator sees it, until ctx ends.
-func (c *campaign) observe(ctx context.Context) {
+func (c *campaign) observe(ctx context.Context, topic string) {
 	for ctx.Err() == nil {
-		e := check.Event{Op: check.OpOffset, Topic: topicName, Call: now()}
-		lags, err := c.admin.GroupLag(ctx, topicName, "")
+		e := check.Event{Op: check.OpOffset, Topic: topic, Call: now()}
+		lags, err := c.admin.GroupLag(ctx, topic, "")
 		e.Return = now()
 		if err != nil {
 			if ctx.Err() == nil && !c.excused(err) {
@@ -612,40 +644,58 @@ func (c *campaign) cut(ctx context.Context, lines []*line) {
 	}
 }
 
-// drain waits until both groups have everything. It returns false when nothing has come for long and they have not.
-func (c *campaign) drain(ctx context.Context) bool {
-	drained := patient(stuckAfter, &c.received, func() bool {
-		lags, err := c.admin.GroupLag(ctx, topicName, "")
+// drain waits until the groups of a topic have everything. It returns false when nothing has come for long and they have not.
+func (c *campaign) drain(ctx context.Context, topic string, groups ...string) bool {
+	most := stuckAfter
+	if c.o.depth {
+		most += readPause
+	}
+	drained := patient(most, &c.received, func() bool {
+		lags, err := c.admin.GroupLag(ctx, topic, "")
 		return err == nil && !slices.ContainsFunc(lags, func(l client.PartitionLag) bool { return l.Lag > 0 })
 	})
-	for _, g := range []string{fetchGroup, runGroup} {
-		c.event(check.Event{Op: check.OpDrain, Topic: topicName, Group: g, Call: now()})
+	for _, g := range groups {
+		c.event(check.Event{Op: check.OpDrain, Topic: topic, Group: g, Call: now()})
 	}
 	return drained
 }
 
-// audit reads everything as a new group, in the way of consumers.
-func (c *campaign) audit(ctx context.Context) error {
+// audit reads a topic as a new group, in the way of consumers.
+func (c *campaign) audit(ctx context.Context, topic string) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	k, err := c.admin.Consumer(topicName, client.Group(auditGroup), client.Start(client.FromBeginning))
+	m := &member{c: c, proc: auditGroup}
+	var gaps []client.Gap
+	k, err := c.admin.Consumer(topic, client.Group(auditGroup), client.Start(client.FromBeginning), client.OnGap(func(g client.Gap) {
+		gaps = append(gaps, g)
+		m.gap(g)
+	}))
 	if err == nil {
+		m.consumer = k
 		err = k.Subscribe(ctx)
 	}
 	if err != nil {
 		return err
 	}
-	m := &member{c: c, proc: auditGroup, consumer: k}
-	lags, err := c.admin.GroupLag(ctx, topicName, auditGroup)
+	lags, err := c.admin.GroupLag(ctx, topic, auditGroup)
 	if err != nil {
 		return err
 	}
 	at := now()
 	for _, l := range lags {
-		for next := l.First; next < l.End; {
+		first := l.AckOffset // what was there when it subscribed stays
+		c.event(check.Event{Op: check.OpSubscribe, Topic: topic, Group: auditGroup, Partition: l.Partition, Index: first, Call: at})
+		for next := first; next < l.End; {
+			gaps = gaps[:0]
 			ds, err := k.Fetch(ctx, 500, client.FromPartition(l.Partition))
-			if err != nil {
+			if err != nil && !(c.o.depth && errors.Is(err, client.ErrBusy)) {
 				return err
+			}
+			for _, g := range gaps {
+				if g.Partition == l.Partition {
+					c.event(check.Event{Op: check.OpGap, Proc: auditGroup, Topic: topic, Partition: g.Partition, Index: g.From, To: g.To, Reason: g.Reason.String(), Call: at})
+					next = g.To
+				}
 			}
 			if len(ds) == 0 {
 				continue
@@ -654,16 +704,16 @@ func (c *campaign) audit(ctx context.Context) error {
 			for _, d := range ds {
 				m.received(d, came)
 				c.event(check.Event{
-					Op: check.OpScan, Proc: auditGroup, Topic: topicName, Partition: l.Partition, Index: d.Index, ID: d.ID, Key: d.OrderKey, Seq: seqOf(d.Headers),
+					Op: check.OpScan, Proc: auditGroup, Topic: topic, Partition: l.Partition, Index: d.Index, ID: d.ID, Key: d.OrderKey, Seq: seqOf(d.Headers),
 					Hash: hash(d.Body), Call: at,
 				})
 				next = d.Index + 1
 			}
 			m.ack(ds)
 		}
-		c.event(check.Event{Op: check.OpScanned, Proc: auditGroup, Topic: topicName, Partition: l.Partition, Index: l.First, To: l.End, Call: at})
+		c.event(check.Event{Op: check.OpScanned, Proc: auditGroup, Topic: topic, Partition: l.Partition, Index: first, To: l.End, Call: at})
 	}
-	c.event(check.Event{Op: check.OpDrain, Topic: topicName, Group: auditGroup, Call: now()})
+	c.event(check.Event{Op: check.OpDrain, Topic: topic, Group: auditGroup, Call: now()})
 	return nil
 }
 

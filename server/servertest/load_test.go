@@ -38,22 +38,27 @@ type patience struct {
 
 // producer sends one message after the other.
 type producer struct {
-	c    *campaign
-	p    *client.Producer
-	rng  *rand.Rand
-	proc string
-	keys int // order keys that it uses; 0: none, and its messages have no order
+	c     *campaign
+	p     *client.Producer
+	rng   *rand.Rand
+	proc  string
+	topic string
+	keys  int // order keys that it uses; 0: none, and its messages have no order
 	patience
 	small bool // messages
 	seq   uint64
 }
 
 func (c *campaign) producer(cl *client.Client, proc string, keys int, p patience, options ...client.ProducerOption) *producer {
-	k, err := cl.Producer(topicName, append(options, client.Timeout(p.timeout))...)
+	return c.producerOf(topicName, cl, proc, keys, p, options...)
+}
+
+func (c *campaign) producerOf(topic string, cl *client.Client, proc string, keys int, p patience, options ...client.ProducerOption) *producer {
+	k, err := cl.Producer(topic, append(options, client.Timeout(p.timeout))...)
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	return &producer{c: c, p: k, rng: c.fork(), proc: proc, keys: keys, patience: p}
+	return &producer{c: c, p: k, rng: c.fork(), proc: proc, topic: topic, keys: keys, patience: p}
 }
 
 // message makes the next one. Most are small; some fill several blocks of the disk.
@@ -77,7 +82,7 @@ func (p *producer) message() *client.Message {
 }
 
 func (p *producer) sent(m *client.Message) check.Event {
-	return check.Event{Op: check.OpSend, Proc: p.proc, Topic: topicName, Key: m.OrderKey, Seq: seqOf(m.Headers), Hash: hash(m.Body), Call: now()}
+	return check.Event{Op: check.OpSend, Proc: p.proc, Topic: p.topic, Key: m.OrderKey, Seq: seqOf(m.Headers), Hash: hash(m.Body), Call: now()}
 }
 
 // note completes and writes the event of a send.
@@ -228,8 +233,16 @@ func (m *member) start(ctx context.Context, group string) error {
 		return err
 	}
 	m.consumer, err = m.client.Consumer(topicName, client.Start(client.FromBeginning), client.PollWait(pollWait), client.Concurrency(2),
-		client.Batch(1+m.rng.IntN(m.most())), client.AckAfter(5*time.Millisecond), client.Backoff(5*time.Millisecond, 20*time.Millisecond), client.StopTimeout(ackTimeout))
+		client.Batch(1+m.rng.IntN(m.most())), client.AckAfter(5*time.Millisecond), client.Backoff(5*time.Millisecond, 20*time.Millisecond), client.StopTimeout(ackTimeout),
+		client.OnGap(m.gap))
 	return err
+}
+
+// gap notes that messages will never come.
+func (m *member) gap(g client.Gap) {
+	m.c.event(check.Event{
+		Op: check.OpGap, Proc: m.proc, Topic: g.Topic, Group: g.Group, Partition: g.Partition, Index: g.From, To: g.To, Reason: g.Reason.String(), Call: now(),
+	})
 }
 
 // most is how many messages it takes at once, at most.
@@ -299,7 +312,7 @@ func (m *member) received(d *client.Delivery, came time.Time) bool {
 	granted := came.Add(-answerSlack) // at the broker then, or later
 	m.c.received.Add(1)
 	m.c.event(check.Event{
-		Op: check.OpRecv, Proc: m.proc, Topic: topicName, Group: d.Group, Partition: *d.Partition, Key: d.OrderKey, ID: d.ID, Seq: seqOf(d.Headers),
+		Op: check.OpRecv, Proc: m.proc, Topic: d.Topic, Group: d.Group, Partition: *d.Partition, Key: d.OrderKey, ID: d.ID, Seq: seqOf(d.Headers),
 		Index: d.Index, Epoch: d.Epoch, Lease: d.Lease, Member: d.Member, Hash: hash(d.Body), Call: now(),
 		Granted: granted.UnixNano(), Deadline: granted.Add(ackTimeout).UnixNano(),
 	})
@@ -308,7 +321,7 @@ func (m *member) received(d *client.Delivery, came time.Time) bool {
 
 // about is an event about a delivery's lease.
 func (m *member) about(op check.Op, d *client.Delivery, to uint64) check.Event {
-	return check.Event{Op: op, Proc: m.proc, Topic: topicName, Group: d.Group, Partition: *d.Partition, Index: d.Index, To: to, Lease: d.Lease, Member: d.Member, Call: now()}
+	return check.Event{Op: op, Proc: m.proc, Topic: d.Topic, Group: d.Group, Partition: *d.Partition, Index: d.Index, To: to, Lease: d.Lease, Member: d.Member, Call: now()}
 }
 
 // fetch consumes by Fetch and Ack, until ctx ends or it dies.

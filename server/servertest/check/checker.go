@@ -343,7 +343,7 @@ func (c *Checker) Add(e Event) error {
 			g := c.group(gk)
 			g.gaps = append(g.gaps, [2]uint64{e.Index, e.To})
 		}
-		if e.Reason == ReasonLost {
+		if e.Reason == ReasonDamaged {
 			c.gaps = append(c.gaps, gap{lk, c.readerName(who), e.Index, e.To, e.Call})
 		}
 	case OpScan, OpScanned:

@@ -36,15 +36,15 @@ const (
 	OpReset Op = "reset"
 	// OpLost says that the bytes of messages [Index, To) were damaged on the disk: they may be lost, others may not.
 	OpLost Op = "lost"
-	// OpGap says that Proc was told that [Index, To) will never come; Reason ReasonLost: because it was damaged. With Group it
+	// OpGap says that Proc was told that [Index, To) will never come; Reason ReasonDamaged: because it was damaged. With Group it
 	// is a consumer, without it is a raw scan, in whose order the event stands.
 	OpGap Op = "gap"
 	// OpDrain says that Group had nothing more to get from Topic at Call: what was sent before and is ok was given to it.
 	OpDrain Op = "drain"
 )
 
-// ReasonLost is an OpGap's reason that needs an OpLost.
-const ReasonLost = "lost"
+// ReasonDamaged is an OpGap's reason that needs an OpLost.
+const ReasonDamaged = "damaged"
 
 // Result is how a send or an ack ended.
 type Result string

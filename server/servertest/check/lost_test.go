@@ -24,8 +24,8 @@ func TestLost(t *testing.T) {
 		{Op: OpScanned, Proc: "disk", Topic: "t", Index: 0, To: 3, Call: 20},
 	}
 	lost := Event{Op: OpLost, Topic: "t", Index: 1, To: 2, Call: 9}
-	told := Event{Op: OpGap, Proc: "m", Topic: "t", Group: "g", Index: 1, To: 2, Reason: ReasonLost, Call: 11}
-	seen := Event{Op: OpGap, Proc: "disk", Topic: "t", Index: 1, To: 2, Reason: ReasonLost, Call: 20}
+	told := Event{Op: OpGap, Proc: "m", Topic: "t", Group: "g", Index: 1, To: 2, Reason: ReasonDamaged, Call: 11}
+	seen := Event{Op: OpGap, Proc: "disk", Topic: "t", Index: 1, To: 2, Reason: ReasonDamaged, Call: 20}
 	more := told
 	more.To = 3
 	trimmed, gone := told, seen

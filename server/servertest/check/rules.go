@@ -368,6 +368,16 @@ func (c *Checker) indexes() *CheckResult {
 	return out
 }
 
+// firstCopyGone says whether readers of a log from start on may have met with a later copy of m first: the first one was trimmed
+// before, or damaged.
+func (c *Checker) firstCopyGone(m *message, k logKey, start uint64) bool {
+	l := c.logs[k]
+	if len(l.lost) > 0 && m.copiesMax() > 1 {
+		return true
+	}
+	return slices.ContainsFunc(m.places, func(p place) bool { return p.logKey == k && (p.index < start || l.isLost(p.index)) })
+}
+
 func sortedIndexes(l *partitionLog) []uint64 {
 	indexes := make([]uint64, 0, len(l.at))
 	for i := range l.at {
@@ -384,7 +394,7 @@ type line struct{ proc, key uint32 }
 func (c *Checker) ordered() *CheckResult {
 	out := &CheckResult{Name: "C5", Title: "order", What: "messages in sequence"}
 	unknown := 0
-	walk := func(where string, ids []int32) {
+	walk := func(where string, k logKey, start uint64, ids []int32) {
 		seen := make(map[int32]bool, len(ids))
 		last := map[line]int32{}
 		for _, i := range ids {
@@ -393,7 +403,7 @@ func (c *Checker) ordered() *CheckResult {
 				continue
 			}
 			seen[i] = true
-			if m.outcome() != OK { // it may have come at any time after its producer gave up
+			if m.outcome() != OK || c.firstCopyGone(m, k, start) { // it may have come at any time after its producer gave up
 				unknown++
 				continue
 			}
@@ -426,7 +436,7 @@ func (c *Checker) ordered() *CheckResult {
 		for i, at := range indexes {
 			ids[i] = l.at[at]
 		}
-		walk("log of "+c.logName(k), ids)
+		walk("log of "+c.logName(k), k, 0, ids)
 	}
 	for _, g := range c.sortedGroups() {
 		ds := slices.Clone(g.deliveries)
@@ -435,7 +445,7 @@ func (c *Checker) ordered() *CheckResult {
 		for i := range ds {
 			ids[i] = ds[i].message
 		}
-		walk("first receptions of "+c.groupName(g.groupKey), ids)
+		walk("first receptions of "+c.groupName(g.groupKey), g.logKey, g.start, ids)
 	}
 	// An order key stays in one partition, else there is no order to speak of.
 	type topicKey struct{ topic, key uint32 }
@@ -488,7 +498,7 @@ func (c *Checker) ackRights(g *groupPartition, out *CheckResult) {
 				case d.lease == a.lease && d.proc == a.proc && d.member == a.member && d.call <= a.call:
 					held = d
 				case held == nil || d.lease == a.lease || g.resetBetween(a.call, d.granted):
-				case d.granted < a.call && !g.endedByOther(index, a):
+				case d.granted < a.call && !g.endedByOther(index, a) && !g.resetBetween(d.since, d.granted):
 					out.violate("%s index %d: the ack by %s with lease %d was ok at %d, after the message was given with lease %d to %s at %d", name, index,
 						c.names.name(a.proc), a.lease, a.call, d.lease, c.names.name(d.proc), d.call)
 				case d.granted > a.ret:
