@@ -375,3 +375,30 @@ func TestMove(t *testing.T) {
 		t.Fatal(i, end, err)
 	}
 }
+
+// TestLongExtents shows that runs with long extents are left as they are, and those with short ones are merged.
+func TestLongExtents(t *testing.T) {
+	for name, c := range map[string]struct{ partitions, entries, runs int }{
+		"long":  {1, extentEntries * 3 / 2, mergeRuns + 2},
+		"short": {extentEntries / 30, 30, 3}, // of the first eight one
+	} {
+		s := open(t, vfs.NewMem(), nil)
+		end := Index(0)
+		for range mergeRuns + 2 {
+			end += Index(c.entries)
+			for i := range c.partitions {
+				fill(t, s, Key{Topic: uint64(i + 1), Incarnation: 1}, end)
+			}
+			mustFlush(t, s, entryAt(end).Position)
+		}
+		for more := true; more; {
+			var err error
+			if more, err = s.Merge(1 << 20); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := len(s.Runs()); n != c.runs {
+			t.Errorf("%s extents: %d runs, want %d", name, n, c.runs)
+		}
+	}
+}

@@ -5,8 +5,16 @@ import (
 	"slices"
 )
 
-// mergeRuns is how many runs of a size class are made one.
-const mergeRuns = 8
+const (
+	// mergeRuns is how many runs of a size class are made one.
+	mergeRuns = 8
+	// extentEntries is from how many entries on, on average, the extents of runs are long enough: merging them would write all of
+	// them again for a few extents less. So the index of a few busy partitions is written once, and that of many light ones as
+	// often as it has size classes.
+	extentEntries = 4096
+	// runsMax is how many runs are too many files, however long their extents are.
+	runsMax = 512
+)
 
 // merging is a merge under way: the entries of neighbours that are still kept are written into one new run, partition by
 // partition, and then the new one takes their place.
@@ -64,10 +72,12 @@ func (s *Set) abortMerge() {
 // plan takes out of the set the runs of which nothing is kept, and chooses neighbours to merge; nil: none.
 func (s *Set) plan() []*run {
 	used := make([]int64, len(*s.runs.Load()))
+	extents := make([]int64, len(used))
 	for _, p := range s.all() {
 		p.mu.RLock()
 		for i := range p.extents {
 			used[p.extents[i].run] += int64(p.extents[i].count)
+			extents[p.extents[i].run]++
 		}
 		p.mu.RUnlock()
 	}
@@ -106,9 +116,22 @@ func (s *Set) plan() []*run {
 			case got == c:
 				count++
 			}
-			if count == mergeRuns {
-				return list[begin : i+1]
+			if count < mergeRuns {
+				continue
 			}
+			inputs := list[begin : i+1]
+			var entries, pieces int64
+			for _, r := range inputs {
+				entries, pieces = entries+used[r.number], pieces+extents[r.number]
+			}
+			if entries < pieces*extentEntries || len(list) > runsMax {
+				return inputs
+			}
+			// The eight that begin with the next one.
+			if class(inputs[0]) == c {
+				count--
+			}
+			begin++
 		}
 	}
 	return nil

@@ -162,13 +162,16 @@ func (s *Store) dropOlderCheckpoints() error {
 
 // appendNoop moves the log's end on, so that another checkpoint can be written.
 func (s *Store) appendNoop(ctx context.Context) error {
-	a := s.take()
 	done := make(chan error, 1)
-	a.recordOK = func(err error) { done <- err }
-	a.payload = a.payload[:0]
-	a.Control = true
-	a.entry[0] = journal.Entry{Kind: journal.KindNoop}
-	if err := s.appendPending(a, nil); err != nil {
+	err := s.appendPatiently(ctx, func() error {
+		a := s.take()
+		a.recordOK = func(err error) { done <- err }
+		a.payload = a.payload[:0]
+		a.Control = true
+		a.entry[0] = journal.Entry{Kind: journal.KindNoop}
+		return s.appendPending(a, nil)
+	})
+	if err != nil {
 		return err
 	}
 	s.log.TryLead()
@@ -177,6 +180,20 @@ func (s *Store) appendNoop(ctx context.Context) error {
 		return err
 	case <-ctx.Done():
 		return ctx.Err()
+	}
+}
+
+// appendPatiently appends, and while too much waits for the disk it waits too.
+func (s *Store) appendPatiently(ctx context.Context, appendOne func() error) error {
+	for {
+		err := appendOne()
+		if !errors.Is(err, journal.ErrBusy) {
+			return err
+		}
+		s.Kick()
+		if err := s.WaitRoom(ctx); err != nil {
+			return err
+		}
 	}
 }
 
@@ -321,20 +338,16 @@ func (c *carrier) append() error {
 		}
 		c.group.Done()
 	}
-	for {
+	err := c.s.appendPatiently(c.ctx, func() error {
 		c.group.Add(1)
 		err := c.s.appendCarried(c.payload, c.control, done)
-		if err == nil {
-			break
+		if err != nil {
+			c.group.Done()
 		}
-		c.group.Done()
-		if !errors.Is(err, journal.ErrBusy) {
-			return err
-		}
-		c.s.Kick()
-		if err := c.s.WaitRoom(c.ctx); err != nil {
-			return err
-		}
+		return err
+	})
+	if err != nil {
+		return err
 	}
 	c.bytes += int64(journal.RecordBytes(len(c.payload)))
 	c.records++
