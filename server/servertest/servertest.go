@@ -84,21 +84,25 @@ func (s *Server) start() error {
 // Stop stops the server in order and waits. It may be called again.
 func (s *Server) Stop() {
 	s.t.Helper()
+	if err := s.end(); err != nil {
+		s.t.Errorf("servertest: stop: %v", err)
+	}
+}
+
+func (s *Server) end() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.running == nil {
-		return
+		return nil
 	}
 	s.stop()
 	select {
 	case err := <-s.ended:
-		if err != nil {
-			s.t.Errorf("servertest: stop: %v", err)
-		}
+		s.running = nil
+		return err
 	case <-time.After(within):
-		s.t.Errorf("servertest: not stopped within %v", within)
+		return fmt.Errorf("not stopped within %v", within)
 	}
-	s.running = nil
 }
 
 // Restart stops the server and starts it again on the same folder and the same ports.

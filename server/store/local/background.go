@@ -2,6 +2,7 @@ package local
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"sync"
@@ -224,11 +225,12 @@ func (s *Store) checkpoint() error {
 		return err
 	}
 
-	if _, err := s.index.Flush(uint64(h.Position)); err != nil {
+	_, flushed := s.index.Flush(uint64(h.Position))
+	if flushed != nil {
 		if s.index.TailBytes() > tailBytesFailed {
-			return err
+			return flushed
 		}
-		s.opt.Logger.Warn("index cannot be flushed", "folder", s.folder.dir, "err", err)
+		s.opt.Logger.Warn("index cannot be flushed", "folder", s.folder.dir, "err", flushed)
 	}
 	var runs []index.RunID
 	size, err := s.folder.writeCheckpoint(&h, func(w *checkpointWriter) error {
@@ -252,6 +254,9 @@ func (s *Store) checkpoint() error {
 	})
 	if err != nil {
 		b.named = nil
+		if flushed != nil && errors.Is(err, index.ErrMoved) {
+			err = fmt.Errorf("%w: %w", err, flushed) // what is to be done about it
+		}
 		return err
 	}
 	s.apply.Lock()

@@ -1,0 +1,274 @@
+package servertest
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jmqio/jmq/client"
+	"github.com/jmqio/jmq/server"
+	"github.com/jmqio/jmq/server/servertest/check"
+)
+
+const (
+	smallDiskBytes  = 12 << 20
+	fullSendTimeout = 200 * time.Millisecond // of a send, so that its error comes within a second
+)
+
+// smallDisk mounts a disk of its own, and returns its folder. Without the right to do so the test is skipped.
+func smallDisk(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := syscall.Mount("jmq-test", dir, "tmpfs", 0, "size="+strconv.Itoa(smallDiskBytes)); err != nil {
+		t.Skipf("a small disk cannot be mounted: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, 0); err != nil {
+			t.Errorf("unmount %s: %v", dir, err)
+		}
+	})
+	return dir
+}
+
+// TestDiskFull fills the disk of the journal, of the index, or of the checkpoints, and frees it, again and again (JMQ_TEST_CYCLES).
+// While it is full a send is taken or refused within a second, and says why; what is stored is given, and acks are taken. When
+// there is space again sends go on by themselves, and nothing that was acknowledged is lost, nor comes twice. Every other start
+// finds the disk full.
+func TestDiskFull(t *testing.T) {
+	cycles := 3
+	if s := os.Getenv("JMQ_TEST_CYCLES"); s != "" {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cycles = n
+	}
+	for _, what := range []string{"journal", "index", "checkpoints"} {
+		t.Run(what, func(t *testing.T) {
+			disk := smallDisk(t)
+			// Started after the mount, so it is stopped before the disk goes.
+			s := Start(t, func(c *server.Config) {
+				b := &c.Broker
+				b.Journal.SegmentBytesMax = 256 << 10
+				b.Store.CheckpointBytes, b.Store.CheckpointEvery = 64<<10, 100*time.Millisecond
+				b.Retention.Bytes, b.Retention.Every = 512<<10, 20*time.Millisecond
+				// Marks would refuse sends before there is no space at all.
+				b.Disk.WarnPercent, b.Disk.EarlyDeletePercent, b.Disk.RefusePercent = 100, 100, 100
+				b.Journal.Folder, b.Index.Folder = filepath.Join(t.TempDir(), "journal"), filepath.Join(t.TempDir(), "index")
+				switch what {
+				case "journal":
+					b.Journal.Folder = filepath.Join(disk, "journal")
+				case "index":
+					b.Index.Folder = filepath.Join(disk, "index")
+				default:
+					b.Data = filepath.Join(disk, "data")
+				}
+			})
+			f := newFilling(t, s, filepath.Join(disk, "filler"))
+			f.full, f.most = what == "journal", 200
+			if f.full {
+				f.most = 3000 // more than it has spares for
+			}
+			for n := range cycles {
+				f.cycle(n)
+			}
+			f.judge()
+		})
+	}
+}
+
+// filling is one client of a broker whose disk is filled, and what it saw.
+type filling struct {
+	t      *testing.T
+	s      *Server
+	filler string
+	c      *campaign // events only
+	client *client.Client
+	p      *producer
+	m      *member
+
+	full              bool // sends must be refused: the disk is the journal's
+	most              int  // sends to a disk that is full
+	refused, taken    int  // sends, while the disk was full
+	slowest, recovers time.Duration
+}
+
+func newFilling(t *testing.T, s *Server, filler string) *filling {
+	seed := newSeed()
+	t.Logf("-seed=%d", seed)
+	f := &filling{t: t, s: s, filler: filler, c: &campaign{t: t}}
+	f.c.rng.Rand = rand.New(rand.NewPCG(seed, 13))
+	s.CreateTopic(topicName, 1)
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	var err error
+	if f.client, err = client.Dial(ctx, s.Address(), client.WithApp(fetchGroup)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeNow(f.client) })
+	f.p = f.c.producer(f.client, "p", 1, patience{timeout: fullSendTimeout})
+	f.m = &member{c: f.c, rng: f.c.fork(), proc: "m"}
+	f.m.consumer, err = f.client.Consumer(topicName, client.Start(client.FromBeginning), client.OnGap(f.m.gap))
+	if err == nil {
+		err = f.m.consumer.Subscribe(ctx)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// send sends one message and returns its error, and how long it took.
+func (f *filling) send() (error, time.Duration) {
+	m := f.p.message()
+	e := f.p.sent(m)
+	began := time.Now()
+	r, err := f.p.p.Send(context.Background(), m)
+	took := time.Since(began)
+	f.p.note(e, r, err)
+	return err, took
+}
+
+// consume takes and acks what there is, up to n; all must be taken and acked.
+func (f *filling) consume(n int) (got int) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	for got < n {
+		ds, err := f.m.consumer.Fetch(ctx, min(50, n-got), client.Wait(0))
+		if errors.Is(err, client.ErrDisconnected) && ctx.Err() == nil { // the broker was just started
+			pause(ctx, time.Millisecond)
+			continue
+		}
+		if err != nil {
+			f.t.Fatalf("fetch: %v", err)
+		}
+		if len(ds) == 0 {
+			return got
+		}
+		got += len(ds)
+		f.m.receivedAll(ds, time.Now())
+		e := f.m.about(check.OpAck, ds[0], ds[len(ds)-1].Index+1)
+		if err := f.m.consumer.Ack(ctx, ds...); err != nil {
+			f.t.Fatalf("ack: %v", err)
+		}
+		e.Return, e.Result = now(), check.OK
+		f.c.event(e)
+	}
+	return got
+}
+
+// fill takes all space that is left on the disk.
+func (f *filling) fill() {
+	f.t.Helper()
+	file, err := os.OpenFile(f.filler, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer file.Close()
+	for size := 64 << 10; size >= 512; {
+		if _, err := file.Write(make([]byte, size)); errors.Is(err, syscall.ENOSPC) {
+			size /= 2
+		} else if err != nil {
+			f.t.Fatal(err)
+		}
+	}
+}
+
+// sendAll sends until so many were taken one after the other. The disk has just had space again, which nobody has told the broker.
+func (f *filling) sendAll(cycle, messages int) {
+	f.t.Helper()
+	began := time.Now()
+	for running := 0; running < messages; running++ {
+		err, _ := f.send()
+		switch {
+		case err == nil:
+		case time.Since(began) > within || !f.c.excused(err):
+			f.t.Fatalf("cycle %d: a send while there is space: %v, after %v", cycle, err, time.Since(began))
+		default:
+			running = -1
+		}
+	}
+	f.recovers = max(f.recovers, time.Since(began))
+}
+
+func (f *filling) cycle(n int) {
+	t := f.t
+	t.Helper()
+	f.sendAll(n, 20)
+	f.fill()
+	// Until it is refused twice running, or has filled far more than was there.
+	before := f.refused
+	for running, left := 0, f.most; running < 2 && left > 0; left-- {
+		err, took := f.send()
+		f.slowest = max(f.slowest, took)
+		switch {
+		case err == nil:
+			running = 0
+			f.taken++
+		case errors.Is(err, client.ErrDiskFull) && !errors.Is(err, client.ErrUnknown):
+			running++
+			f.refused++
+			f.fill() // what it has freed meanwhile
+		case errors.Is(err, client.ErrUnknown), errors.Is(err, client.ErrBusy):
+			// The time of a send ended while an attempt was under way, or while the journal found out that there is no space.
+		default:
+			t.Fatalf("cycle %d: a send to a full disk: %v", n, err)
+		}
+		if took > time.Second {
+			t.Errorf("cycle %d: a send to a full disk took %v: %v", n, took, err)
+		}
+	}
+	if f.full && f.refused == before {
+		t.Errorf("cycle %d: no send was refused", n)
+	}
+	if n%2 == 1 {
+		f.s.config.Broker.Wire.Listen, f.s.config.Broker.Admin.Listen = f.s.Address(), f.s.AdminAddress()
+		if err := f.s.end(); err != nil && !errors.Is(err, syscall.ENOSPC) { // of the last checkpoint, which nothing needs
+			t.Fatalf("cycle %d: stop: %v", n, err)
+		}
+		if err := f.s.start(); err != nil {
+			t.Fatalf("cycle %d: start on a full disk: %v", n, err)
+		}
+		f.c.event(check.Event{Op: check.OpRestart, Proc: "broker", Call: now() - int64(within), Return: now()})
+	}
+	if f.consume(40) == 0 {
+		t.Errorf("cycle %d: nothing came while the disk was full", n)
+	}
+	if err := os.Remove(f.filler); err != nil {
+		t.Fatal(err)
+	}
+	f.sendAll(n, 20)
+	f.consume(1 << 30)
+}
+
+// judge has everything read again by a new group, what is kept, and the history checked.
+func (f *filling) judge() {
+	t := f.t
+	t.Helper()
+	t.Logf("%d sends were taken while the disk was full, %d refused, the slowest after %v; at most %v until all sends were taken again", f.taken, f.refused, f.slowest, f.recovers)
+	f.s.Restart()
+	f.c.event(check.Event{Op: check.OpDrain, Topic: topicName, Group: fetchGroup, Call: now()})
+	f.c.admin = f.client
+	if err := f.c.audit(context.Background(), topicName); err != nil {
+		t.Errorf("audit: %v", err)
+	}
+	k := check.NewChecker()
+	for _, e := range f.c.history.events {
+		if err := k.Add(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := k.Report(); !r.OK() {
+		t.Errorf("%v", r)
+	}
+	for _, p := range f.c.problems.list {
+		t.Error(p)
+	}
+}
