@@ -179,15 +179,27 @@ func (s *Set) sorted() []*partition {
 // Append adds the entries of one batch, whose first message has index first, and returns the partition's new end. A batch
 // that does not begin at the end is a GapError.
 func (s *Set) Append(k Key, first Index, b *Batch) (Index, error) {
+	return s.AppendTo(s.Ref(k), first, b)
+}
+
+// Ref is a partition that was found once, so that appends to it need no look-up. It is worth nothing after a Drop of the partition,
+// or a Reset.
+type Ref struct{ p *partition }
+
+// Ref finds a partition.
+func (s *Set) Ref(k Key) Ref { return Ref{s.make(k)} }
+
+// AppendTo is Append.
+func (s *Set) AppendTo(r Ref, first Index, b *Batch) (Index, error) {
 	if b.Count == 0 || (b.Tags != nil && len(b.Tags) != int(b.Count)) {
 		panic(fmt.Sprintf("index: append of %d messages with %d tags", b.Count, len(b.Tags)))
 	}
-	p := s.make(k)
+	p := r.p
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	end := p.end()
 	if first != end {
-		return end, &GapError{Key: k, End: end, First: first, Position: b.Position}
+		return end, &GapError{Key: p.key, End: end, First: first, Position: b.Position}
 	}
 	if p.low == positionNone {
 		p.low = b.Position

@@ -280,7 +280,16 @@ func (s *Store) applyLocked(rec *journal.Record, pt *part, first index.Index, b 
 	case journal.KindCarriedForward:
 		return s.moveLocked(rec)
 	case journal.KindMessages:
-		if _, err := s.index.Append(pt.key(), first, b); err != nil {
+		var err error
+		if !s.started.Load() { // a Reset may come yet
+			pt.end, err = s.index.Append(pt.key(), first, b)
+		} else {
+			if pt.ref == (index.Ref{}) {
+				pt.ref = s.index.Ref(pt.key())
+			}
+			pt.end, err = s.index.AppendTo(pt.ref, first, b)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -308,8 +317,7 @@ func (s *Store) afterCommit() {
 			continue
 		}
 		if now, err := s.part(pt.id); err == nil && now == pt { // else it was deleted in the same commit
-			_, end := s.index.Bounds(pt.key())
-			(*w)(pt.id, end)
+			(*w)(pt.id, pt.end)
 		}
 	}
 	s.grown = s.grown[:0]

@@ -47,6 +47,8 @@ type LogOptions = journal.Options
 // Index is what the store needs of an index; its contract is index.Set's.
 type Index interface {
 	Append(index.Key, index.Index, *index.Batch) (index.Index, error)
+	Ref(index.Key) index.Ref
+	AppendTo(index.Ref, index.Index, *index.Batch) (index.Index, error)
 	AppendLost(k index.Key, to index.Index, position uint64)
 	Move(index.Key, index.Index, *index.Batch)
 	Bounds(index.Key) (first, end index.Index)

@@ -27,6 +27,8 @@ type part struct {
 	namespace uint32
 	id        store.Partition
 	grown     bool        // is in Store.grown; only the committing goroutine touches it
+	ref       index.Ref   // once it was appended to; guarded by Store.apply
+	end       index.Index // of what was applied since the start; guarded by Store.apply, read by the committing goroutine
 	assigned  index.Index // guarded by Store.order: the index of the next message
 }
 
