@@ -97,7 +97,8 @@ const (
 	busyRetry       = 20 * time.Millisecond  // a queue full of appends is on disk after that
 	waitersRetry    = 500 * time.Millisecond // fetches that wait end one by one
 	pausedRetry     = 500 * time.Millisecond // a person ends a pause
-	readPause       = 5 * time.Second        // after a read error of a partition
+	repairRetry     = 500 * time.Millisecond // damage that was just found is repaired after that
+	readPause       = 5 * time.Second        // at most, after a read error of a partition
 	failurePoll     = time.Second
 
 	// PartitionsMax is the most a topic may have here. A partition costs memory in each of its groups and a place in

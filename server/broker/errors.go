@@ -35,7 +35,7 @@ var codes = []struct {
 	{store.ErrBatch, wire.CodeMalformed, 0, ""},
 	{store.ErrTopicExists, wire.CodeTopicExists, 0, ""},
 	{store.ErrTopic, wire.CodeInvalid, 0, ""},
-	{store.ErrDamaged, wire.CodeBusy, readPause, "what is stored there cannot be read"}, // a repair ends it
+	{store.ErrDamaged, wire.CodeBusy, repairRetry, "what is stored there cannot be read"}, // a repair ends it
 	{dispatch.ErrBusy, wire.CodeBusy, waitersRetry, "too many fetches wait"},
 	{dispatch.ErrFull, wire.CodeBusy, waitersRetry, "too many leases last"},
 	{dispatch.ErrNoGroup, wire.CodeGroupNotFound, 0, ""},

@@ -190,11 +190,11 @@ func (c *fetchCall) deliver() bool {
 		return true
 	}
 	if err != nil {
-		b.dispatch.GiveBack(c.Queue, l, readPause)
+		pause := b.dispatch.GiveBack(c.Queue, l, readPause)
 		b.metrics.readErrors.Add(1)
-		b.o.Logger.Error("a partition cannot be read, and is left alone for a while", "topic", c.topic, "partition", l.Partition, "index", l.From, "pause", readPause, "err", err)
+		b.o.Logger.Error("a partition cannot be read, and is left alone for a while", "topic", c.topic, "partition", l.Partition, "index", l.From, "pause", pause, "err", err)
 		c.unread = wire.Errorf(wire.CodeBusy, "partition %d cannot be read now", l.Partition)
-		c.unread.RetryAfter = readPause
+		c.unread.RetryAfter = pause
 		return false
 	}
 	*buf = out

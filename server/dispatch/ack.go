@@ -129,6 +129,7 @@ func (d *Dispatcher) Skip(key Queue, partition uint16, r offset.Range, outcome w
 		return 0, 0
 	}
 	p := q.partitions[partition]
+	p.pause = 0
 	r.To = min(r.To, p.end)
 	for gap := p.progress.GapIn(r); gap.Len() > 0; gap = p.progress.GapIn(offset.Range{From: gap.To, To: r.To}) {
 		d.mu.ends = append(d.mu.ends, p.ends(gap, outcome))

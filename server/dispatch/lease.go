@@ -127,6 +127,9 @@ func (d *Dispatcher) grant(p *partition, f *Fetch) {
 // endLease ends l; what it leaves may be given again at once. l is not to be used afterwards.
 func (d *Dispatcher) endLease(l *lease, why Why, out *fetchList) {
 	p, m := l.partition, l.member
+	if why != EndedUnread {
+		p.pause = 0
+	}
 	if why.ranOut() {
 		d.report(l, why)
 	}
@@ -251,22 +254,25 @@ func (d *Dispatcher) Shrink(q Queue, l *Lease, to index.Index) {
 	d.changed(p, &out)
 }
 
-// GiveBack ends a lease that was given and not delivered. If pause is not 0 its partition gives nothing for so long: it
-// could not be read, and others shall not wait for it.
-func (d *Dispatcher) GiveBack(q Queue, l *Lease, pause time.Duration) {
+// GiveBack ends a lease that was given and not delivered. If pauseMost is not 0 its partition could not be read, and others
+// shall not wait for it: it gives nothing for the pause that is returned, which is short at first, since what is damaged is
+// repaired at once, and doubles up to pauseMost while nothing of the partition can be read.
+func (d *Dispatcher) GiveBack(q Queue, l *Lease, pauseMost time.Duration) (pause time.Duration) {
 	var out fetchList
 	d.mu.Lock()
 	defer d.unlock(&out)
 	held := d.find(q, l.Partition, l.ID)
 	if held == nil {
-		return
+		return pauseMost
 	}
 	p := held.partition
-	if pause > 0 {
-		p.paused = true
+	if pauseMost > 0 {
+		pause = min(max(2*p.pause, unreadPauseFirst), pauseMost)
+		p.paused, p.pause = true, pause
 		d.set(&p.alarm, p, d.now()+pause)
 	}
 	d.endLease(held, EndedUnread, &out)
+	return pause
 }
 
 // LeaseName names a lease to be extended.

@@ -1,9 +1,14 @@
 package dispatch
 
 import (
+	"time"
+
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/offset"
 )
+
+// unreadPauseFirst is what is kept from a partition that could not be read once: the repair of damage takes some milliseconds.
+const unreadPauseFirst = 50 * time.Millisecond
 
 // partition is one partition of a queue. Guarded by Dispatcher.mu.
 //
@@ -18,6 +23,7 @@ type partition struct {
 	number     uint16
 	loaded     bool
 	paused     bool            // it could not be read: nothing is given until its alarm goes off
+	pause      time.Duration   // the last such pause; 0: it was read since
 	progress   offset.Progress // with acks that are not committed yet
 	generation uint32
 	end        index.Index // committed
