@@ -215,7 +215,7 @@ func TestDescribeRecords(t *testing.T) {
 			"delete topic orders (id 7.2), 4 partitions, retention default, default, paused: no; by ann"},
 		{journal.KindOffsetReset, offset.AppendReset(nil, &offset.Reset{Operation: offset.Move, Group: 5, GroupName: "pay", Topic: topic, TopicName: "orders",
 			Starts: []offset.Start{{Partition: 3, Generation: 2, Offset: 9}}, Who: "ann", Why: "wrong totals"}),
-			`move of group pay on orders, to 3: 9 (generation 2); by ann; since "wrong totals"`},
+			`move of group pay on orders, to 3: 9 (generation 2); by ann; reason "wrong totals"`},
 		{journal.KindLeaseExpiry, expiries, "pay orders/3 [10, 11) expired 2 times"},
 		{journal.KindCarriedForward, carried, "was messages at position 512: orders/3 [10, 11), compression none"},
 		{journal.KindLost, make([]byte, 60), "104 bytes were lost to damage here"},

@@ -218,7 +218,7 @@ func audit(who, why string) string {
 		s += "; by " + who
 	}
 	if why != "" {
-		s += "; since " + strconv.Quote(why)
+		s += "; reason " + strconv.Quote(why)
 	}
 	return s
 }
