@@ -59,7 +59,9 @@ type verifyResult struct {
 	TornBytes    int64        `json:"tornBytes"`
 	TornSegments int          `json:"tornSegments"`
 	Damage       string       `json:"damage,omitempty"`
-	Damaged      []lostRange  `json:"damaged"` // cannot be read; the next start makes holes of them
+	Damaged      []lostRange  `json:"damaged"` // cannot be read
+	Headers      int          `json:"headers"` // segments whose header is damaged
+	Refused      bool         `json:"refused"` // the broker does not start with it as it is; else it sees to the damage itself
 	Holes        []lostRange  `json:"holes"`   // were lost to damage before
 }
 
@@ -96,6 +98,10 @@ func verifyJournal(cmd *cobra.Command, folders *stoppedFolder, folder, output st
 		return err
 	}
 	defer release()
+	id, reached, err := local.Known(vfs.Default, folder)
+	if err != nil {
+		return err
+	}
 	ctx := cmd.Context()
 	bar := newProgress(cmd.ErrOrStderr(), "verify", true, quiet)
 	defer bar.close()
@@ -105,7 +111,7 @@ func verifyJournal(cmd *cobra.Command, folders *stoppedFolder, folder, output st
 	}
 	done := make(chan answer, 1)
 	go func() { // reads only, so Ctrl-C may leave it behind
-		r, err := journal.Verify(vfs.Default, dir, 0, bar.set)
+		r, err := journal.VerifyOf(vfs.Default, dir, id, 0, bar.set)
 		done <- answer{r, err}
 	}()
 	var a answer
@@ -119,14 +125,23 @@ func verifyJournal(cmd *cobra.Command, folders *stoppedFolder, folder, output st
 		return a.err
 	}
 	v := resultOf(absolute(dir), a.report)
-	if v.Segments == 0 {
+	if uint64(reached) > v.End && v.Damage == "" {
+		v.Whole, v.Refused = false, true
+		v.Damage = fmt.Sprintf("the journal ends at %d, but a checkpoint says that everything below %d was on disk: the last segments are missing", v.End, reached)
+	}
+	if v.Segments == 0 && v.Damage == "" {
 		return &codedError{exitNotFound, fmt.Errorf("%s has no segments: nothing to verify", v.Folder)}
 	}
-	if err := printVerify(cmd.OutOrStdout(), output, v); err != nil {
-		return err
+	if output != "table" || a.report.StoreID != [16]byte{} { // else nothing was read, and the error says why
+		if err := printVerify(cmd.OutOrStdout(), output, v); err != nil {
+			return err
+		}
 	}
-	if a.report.Damage != nil {
-		return fmt.Errorf("damaged: %w; keep a copy of the folder before anything else", a.report.Damage)
+	if v.Refused {
+		return fmt.Errorf("damaged: %s; keep a copy of the folder, bring back what is missing or see jmq journal repair %s --dry-run", v.Damage, folder)
+	}
+	if !v.Whole {
+		return fmt.Errorf("damaged: %s; keep a copy of the folder before anything else", v.Damage)
 	}
 	return nil
 }
@@ -199,7 +214,7 @@ func resultOf(dir string, r journal.Report) verifyResult {
 		Folder: dir, Whole: r.Damage == nil, StoreID: hex.EncodeToString(r.StoreID[:]), Segments: r.Segments, Spares: r.Spares,
 		Bytes: r.Bytes, Begin: uint64(r.Begin), End: uint64(r.End), Proven: uint64(r.Proven),
 		TornBytes: r.TornBytes, TornSegments: r.TornSegments, Kinds: []kindResult{}, Epochs: []string{},
-		Damaged: lostRanges(r.Damaged), Holes: lostRanges(r.Holes),
+		Damaged: lostRanges(r.Damaged), Holes: lostRanges(r.Holes), Headers: r.Headers, Refused: r.Refused,
 	}
 	kinds := make([]journal.Kind, 0, len(r.Records))
 	for k := range r.Records {
@@ -247,13 +262,20 @@ func printVerify(w io.Writer, output string, v verifyResult) error {
 	switch {
 	case len(v.Damaged) > 0:
 		line("result", "DAMAGED: %d ranges cannot be read, everything else can: %s", len(v.Damaged), shorten(rangeTexts(v.Damaged)))
-		line("", "the next start sets their bytes aside, marks their messages as lost, and serves the rest")
+		if !v.Refused {
+			line("", "the next start sets their bytes aside, marks their messages as lost, and serves the rest")
+		}
+	case v.Headers > 0 && !v.Refused:
+		line("result", "DAMAGED: the headers of %d segments, which the next start makes again; every record can be read", v.Headers)
 	case v.Damage != "":
 		line("result", "DAMAGED; whole below position %d", v.End)
 	case v.TornBytes > 0 || v.TornSegments > 0:
 		line("result", "whole; after its end there is a torn tail of %d bytes and %d segments, which the next start cuts (a kill leaves that)", v.TornBytes, v.TornSegments)
 	default:
 		line("result", "whole, to the last byte")
+	}
+	if v.Refused {
+		line("", "the broker does not start with it as it is")
 	}
 	b.WriteString("\n")
 	if _, err := io.WriteString(w, b.String()); err != nil {

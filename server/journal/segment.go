@@ -409,7 +409,7 @@ func read(fsys vfs.FS, dir string, want *[storeIDBytes]byte) (folder, error) {
 				return found, err
 			} else if misnamed {
 				return found, &CorruptError{File: path, Position: h.base, Offset: headerBlockBytes,
-					Reason: "holds records, but is not named " + segmentName(h.base) + " as its header says"}
+					Reason: "holds records, but is not named " + segmentName(h.base) + " as its header says: rename it, or move it away if it belongs to another store"}
 			}
 		}
 		switch {

@@ -30,8 +30,13 @@ type Report struct {
 
 	// Damage is the first damage found; nil if there is none. A *CorruptError, *VersionError or *ForeignError.
 	Damage error
-	// Damaged is the ranges that cannot be read; what lies between and behind them was read. Open makes holes of them.
+	// Damaged is the ranges that cannot be read; what lies between and behind them was read. Open makes holes of them, unless
+	// it is Refused.
 	Damaged []Hole
+	// Headers counts the segments of which a copy of the header, or both, are damaged. Open makes them again.
+	Headers int
+	// Refused says that Open does not take the journal as it is; Repair may help.
+	Refused bool
 	// Holes is what was lost to damage before, and is known to be.
 	Holes []Hole
 }
@@ -51,18 +56,23 @@ type EpochBegin struct {
 // Verify reads the journal in dir from a position on (0 is its begin), and checks every record as recovery would. It
 // changes nothing; nobody may be writing. The error is for what could not be read at all; damage is in the report.
 func Verify(fsys vfs.FS, dir string, from Position, progress func(done, total int64)) (Report, error) {
+	return VerifyOf(fsys, dir, nil, from, progress)
+}
+
+// VerifyOf is Verify for who knows the store's id, as Open does: with it, a segment alone is read that has no good header.
+func VerifyOf(fsys vfs.FS, dir string, store *[16]byte, from Position, progress func(done, total int64)) (Report, error) {
 	r := Report{Records: map[Kind]KindCount{}, From: from, Last: from, End: from, Proven: from}
 	damaged := func(err error) (Report, error) {
 		var corrupt *CorruptError
 		var version *VersionError
 		var foreign *ForeignError
 		if errors.As(err, &corrupt) || errors.As(err, &version) || errors.As(err, &foreign) {
-			r.Damage = err
+			r.Damage, r.Refused = err, true
 			return r, nil
 		}
 		return r, fmt.Errorf("verify journal: %w", err)
 	}
-	found, err := list(fsys, dir, nil)
+	found, err := list(fsys, dir, store)
 	r.Segments, r.Spares = len(found.segments), len(found.spares)+len(found.filling)
 	if err != nil {
 		return damaged(err)
@@ -78,6 +88,7 @@ func Verify(fsys vfs.FS, dir string, from Position, progress func(done, total in
 	}()
 	r.StoreID, r.Begin = l[0].store, l[0].base
 	r.Damage = l.chain(fsys, dir) // what lies behind a gap is read all the same
+	r.Refused, r.Headers = r.Damage != nil, len(found.damaged)
 	for _, h := range found.holes {
 		r.Holes = append(r.Holes, h.Hole)
 	}

@@ -194,7 +194,7 @@ func (f *folder) mustBeNew() error {
 // notLeftBehind refuses a journal elsewhere when one is still in the store's own folder: without it messages would be missing.
 func (f *folder) notLeftBehind() error {
 	own := f.path(journalDir)
-	if f.journal == own {
+	if f.journal == own || onDisk(f.fs) && sameFolder(f.journal, own) {
 		return nil
 	}
 	names, err := f.fs.List(own)
@@ -205,6 +205,16 @@ func (f *folder) notLeftBehind() error {
 		return fmt.Errorf("store: the journal is to be in %s, but %s is there: move it, or name its folder", f.journal, f.fs.PathJoin(own, names[0]))
 	}
 	return nil
+}
+
+// sameFolder says whether two names, relative or through links, are one folder.
+func sameFolder(a, b string) bool {
+	x, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	y, err := os.Stat(b)
+	return err == nil && os.SameFile(x, y)
 }
 
 func (f *folder) close() error {
