@@ -130,21 +130,20 @@ type work struct {
 	h    *history
 	o    Options
 	s    *Store
-	held []func(error) // end records that wait for Gather
+	held chan func(error) // an end record that waits for Gather, which a commit may call when the send has been refused
 	open int
 }
 
 func newWork(t testing.TB, fs vfs.FS) *work {
-	w := &work{t: t, h: &history{}, o: options(fs)}
+	w := &work{t: t, h: &history{}, o: options(fs), held: make(chan func(error), 1)}
 	w.o.SegmentBytesMax = 64 << 10
 	w.o.Gather = w.gather
 	return w
 }
 
 func (w *work) gather(add func(journal.Kind, []byte, func(error))) {
-	held := w.held
-	w.held = nil
-	for _, done := range held {
+	select {
+	case done := <-w.held:
 		n := w.h.ends.Add(1) - 1
 		add(journal.KindEnd, binary.LittleEndian.AppendUint32(nil, uint32(n)), func(err error) {
 			if err == nil {
@@ -152,6 +151,7 @@ func (w *work) gather(add func(journal.Kind, []byte, func(error))) {
 			}
 			done(err)
 		})
+	default:
 	}
 }
 
@@ -189,25 +189,19 @@ func (w *work) send(p int) {
 }
 
 func (w *work) end() {
-	if w.s == nil {
+	if w.s == nil || w.s.Err() != nil || w.h.topic.Load() == nil {
 		return
 	}
 	c := make(chan error, 1)
-	w.held = append(w.held, func(err error) { c <- err })
-	if w.s.Err() != nil {
-		w.held = nil
-		return
-	}
-	topic := w.h.topic.Load()
-	if topic == nil {
-		w.held = nil
-		return
-	}
+	w.held <- func(err error) { c <- err }
 	w.send(0) // its commit takes the end record along
 	if w.s.Err() == nil {
 		<-c
 	}
-	w.held = nil
+	select {
+	case <-w.held:
+	default:
+	}
 }
 
 func (w *work) run() {
