@@ -9,6 +9,7 @@ import (
 	"github.com/jmqio/jmq/server/dispatch"
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/offset"
+	"github.com/jmqio/jmq/server/planted"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
 )
@@ -116,6 +117,9 @@ func (b *Broker) seekPartition(t *store.Topic, q dispatch.Queue, p uint32, r *wi
 	}
 	row := &wire.SeekPartition{Partition: p, First: uint64(at.first), End: uint64(at.end), From: uint64(at.Ack), To: uint64(min(max(to, at.first), at.end)),
 		LagFrom: at.lag, Generation: at.Generation + 1}
+	if planted.Bug("broker: group moved without a generation") {
+		row.Generation = at.Generation
+	}
 	// Time is cut by nothing: what was trimmed or stored between two readings is no less than was asked for.
 	row.Cut = cut || index.Index(row.To) != to && wire.SeekTo(r.To) != wire.SeekTime
 	row.LagTo = row.End - row.To

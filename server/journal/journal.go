@@ -43,6 +43,8 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/jmqio/jmq/server/planted"
 )
 
 // Position is a byte of the journal: 0 is the first ever written. Segments hold consecutive ranges of positions.
@@ -444,13 +446,13 @@ func (j *Journal) enqueue(a *Append, own bool) error {
 		return ErrBusy
 	}
 	g := m.gathering
-	if refused := m.reserved && !a.Control; refused || m.next+Position(size) > m.limit {
+	if refused := m.reserved && !a.Control && !planted.Bug("journal: sends use the reserve"); refused || m.next+Position(size) > m.limit {
 		var s spare
 		ok := false
 		if !refused {
 			s, ok = j.takeSpareLocked(int64(size))
 		}
-		if !ok && a.Control {
+		if !ok && (a.Control || planted.Bug("journal: sends use the reserve")) {
 			s, ok = j.takeReserveLocked(int64(size))
 		}
 		if !ok {

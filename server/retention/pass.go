@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jmqio/jmq/server/offset"
+	"github.com/jmqio/jmq/server/planted"
 	"github.com/jmqio/jmq/server/store"
 )
 
@@ -245,6 +246,9 @@ func (k *Keeper) view(t store.Topic, wall time.Time, pass uint64) (v topicView, 
 		p.floor, p.consumed = p.end, len(groups) > 0
 		if _, ack := slowest(groups, uint16(i)); p.consumed {
 			p.floor = min(ack, p.end)
+		}
+		if planted.Bug("retention: beyond the slowest group") {
+			p.floor = p.end
 		}
 		if p.first == p.end {
 			continue

@@ -1,6 +1,7 @@
 package servertest
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -113,7 +114,15 @@ type options struct {
 	noCheckpoints bool
 	// depth: everything that a store does with years of data happens too, see depth.
 	depth bool
+	// damage says what damaged hits; 0: messages, the index or a checkpoint, and the broker looks for damage itself.
+	damage damageOf
+	idle   time.Duration // without a message stored, none is any more; 0: storeMost
 }
+
+type damageOf int
+
+// messagesOnly: nobody looks for damage; who reads a message meets with it.
+const messagesOnly damageOf = 1
 
 // running is a broker.
 type running struct {
@@ -477,8 +486,8 @@ func patient(most time.Duration, seen *atomic.Int64, done func() bool) bool {
 func (c *campaign) work(n int) error {
 	want := c.acknowledged.Load() + int64(n)
 	done := func() bool { return c.acknowledged.Load() >= want || c.troubled() }
-	if !patient(storeMost, &c.acknowledged, done) {
-		return fmt.Errorf("%w: nothing was stored for %v", errRefused, storeMost)
+	if most := cmp.Or(c.o.idle, storeMost); !patient(most, &c.acknowledged, done) {
+		return fmt.Errorf("%w: nothing was stored for %v", errRefused, most)
 	}
 	if c.troubled() {
 		return fmt.Errorf("%w: a client met with an error", errRefused)

@@ -63,6 +63,9 @@ func (c *campaign) deepen() {
 	b.Store.BytesMax = 24 * b.Journal.SegmentBytesMax
 	b.Retention.Every = 20 * time.Millisecond
 	b.Retention.Age = time.Duration(c.intn(2)) * 300 * time.Millisecond
+	if c.o.damage == messagesOnly {
+		b.Journal.VerifyBytesPerSecond = 0
+	}
 	if c.o.faults == nil {
 		c.o.faults = deepFaults
 	}
@@ -315,10 +318,11 @@ func leaseEnded(err error) bool {
 // damage changes bytes while the broker is stopped, and notes which messages that hits.
 func (c *campaign) damage() error {
 	fs, dir := c.disk.fs, c.config.Broker.Data
-	switch c.intn(4) {
-	case 0:
+	switch some := c.intn(4); {
+	case c.o.damage == messagesOnly:
+	case some == 0:
 		return c.flipFile(fs.PathJoin(dir, "index"), ".index", -1)
-	case 1:
+	case some == 1:
 		return c.flipFile(dir, ".checkpoint", 0)
 	}
 	names, err := c.topicNames()
