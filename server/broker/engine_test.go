@@ -447,8 +447,8 @@ func TestNoSpace(t *testing.T) {
 	w := newWorld(t, Options{})
 	w.topic("orders", 1)
 	w.subscribe("orders", "pay", wire.StartBeginning)
-	for range 10 {
-		if _, err := w.produce("orders", 0, batch(t, 1000, 0)); err != nil {
+	for range 100 { // of a large one each fetch would copy all
+		if _, err := w.produce("orders", 0, batch(t, 100, 0)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -549,14 +549,11 @@ func TestUnreadable(t *testing.T) {
 // journal goes on, or has stopped if the range lies where appends go; another Heal, or the next life, makes the hole, and
 // after a power loss nothing else is lost.
 func TestFaultInHeal(t *testing.T) {
-	step := 1
-	if raceEnabled {
-		step = 7
-	}
 	for _, kind := range faultKinds {
 		t.Run(kind.name, func(t *testing.T) {
 			for _, current := range []bool{false, true} {
-				for k := 1; ; k += step {
+				from, step := sample(t, 13)
+				for k := 1 + from; ; k += step {
 					fs := journaltest.New(nil)
 					o := testOptions(fs)
 					s := sender{j: mustOpen(t, o)}

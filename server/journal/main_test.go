@@ -36,6 +36,14 @@ func newRand(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(s, 1))
 }
 
+// sample says which cases of a campaign are run: all, or with -race each step-th from one on that is drawn.
+func sample(t testing.TB, step int) (from, by int) {
+	if !raceEnabled {
+		return 0, 1
+	}
+	return newRand(t).IntN(step), step
+}
+
 // campaign is by how much the crash and fault tests are larger than in an ordinary run: JMQ_TEST_CAMPAIGN.
 func campaign() int {
 	n, _ := strconv.Atoi(os.Getenv("JMQ_TEST_CAMPAIGN"))

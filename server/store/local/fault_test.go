@@ -19,14 +19,14 @@ import (
 )
 
 // every thins the campaigns out: with -race a clone costs ten times as much. 1 is all of it.
-var every = flag.Int("every", 0, "check every so many operations; 0: 1 without -race, 17 with it")
+var every = flag.Int("every", 0, "check every so many operations; 0: 1 without -race, 37 with it")
 
 func stride() int {
 	switch {
 	case *every > 0:
 		return *every
 	case raceEnabled:
-		return 17
+		return 37
 	}
 	return 1
 }
