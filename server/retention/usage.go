@@ -92,13 +92,22 @@ func (k *Keeper) explain(h *store.Hold, s *status, wall time.Time) *wire.StoreHo
 	if by != nil && ack <= h.First && !l.discard {
 		out.Group = by.Name
 		out.Why = "group " + by.Name + " has not consumed it"
+		more := -1
+		for i := range count {
+			if count[i].ack(h.Partition.Partition) <= h.First {
+				more++
+			}
+		}
+		if more > 0 {
+			out.Why += fmt.Sprintf(", nor have %d more", more)
+		}
 		return out
 	}
 	var parts []string
 	if by == nil {
 		parts = append(parts, "no group consumes it")
 	} else if ack > h.First {
-		parts = append(parts, "every group has consumed it")
+		parts = append(parts, fmt.Sprintf("every group has consumed it below %d", ack))
 	}
 	old := wall.Sub(time.Unix(0, h.Stored))
 	switch {

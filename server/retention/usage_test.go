@@ -63,6 +63,9 @@ func TestUsage(t *testing.T) {
 		}
 		fill(2, orders, orders, logs, sized, audit)
 		say("a group has not consumed the most, topics keep the rest")
+		b.groups.set(orders, "pay", b.now(), 1000, 1000, 1000, 0)
+		say("two groups have not")
+		seen()
 		b.groups.set(orders, "old", time.Now(), 1000, 1000, 1000, 100)
 		say("every group has consumed it")
 		b.groups.set(orders, "old", time.Now(), 1000, 1000, 1000, 0)
