@@ -146,6 +146,11 @@ func TestCommands(t *testing.T) {
 		t.Errorf("format: %s", out)
 	}
 	sh.fails(exitNotFound, "there are: csv, format, json, name, pay, table, yaml", "", "group lag orders nobody")
+	for line, want := range map[string]bool{"group lag orders": false, "group lag orders pay": true} {
+		if out := sh.ok("", line); strings.Contains(out, "WAITS SINCE") != want {
+			t.Errorf("%s: since when messages wait is looked up for one group: %s", line, out)
+		}
+	}
 	if out := sh.ok("", "group lag orders -o name"); strings.Count(out, "\n") != 7 {
 		t.Errorf("groups: %q", out)
 	}
@@ -519,6 +524,7 @@ func TestTopics(t *testing.T) {
 	sh.fails(exitNotFound, "jmq topic create", "", "topic pause orders")
 	sh.ok("", "topic create orders -p 1")
 	sh.fails(exitNotFound, "nothing is stored there", "", "msg get orders 0 0")
+	sh.fails(exitUsage, "-1 is neither a flag nor a place", "", "msg get orders 0 -1")
 	if out := sh.ok("", "group ls"); out != "no group consumes yet\n" {
 		t.Errorf("groups of the topic before: %s", out)
 	}
@@ -617,6 +623,24 @@ func TestJournalRepair(t *testing.T) {
 	}
 	if out := local.ok("", "journal dump --kind lost", folder); !strings.Contains(out, "bytes were lost to damage here") {
 		t.Errorf("dump of a repaired journal: %s", out)
+	}
+	// The store's identity is made again too.
+	store := filepath.Join(folder, "STORE")
+	was, err := os.ReadFile(store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, damage := range []func() error{func() error { return os.Remove(store) }, func() error { return os.WriteFile(store, was[3:], 0o644) }} {
+		if err := damage(); err != nil {
+			t.Fatal(err)
+		}
+		local.fails(exitError, "jmq journal repair", "", "run broker --log.level error --broker.wire.listen 127.0.0.1:0 --broker.admin.listen 127.0.0.1:0 --data", folder)
+		if out := local.ok("", "journal repair --yes", folder); !strings.Contains(out, "identity made again") {
+			t.Errorf("repair of the identity: %s", out)
+		}
+		if is, err := os.ReadFile(store); err != nil || string(is) != string(was) {
+			t.Errorf("identity %q, %v, want %q", is, err, was)
+		}
 	}
 	sh.address = servertest.Start(t, func(c *jmqserver.Config) { c.Broker.Data = folder }).Address()
 	var usage usageInfo

@@ -99,6 +99,9 @@ func verifyJournal(cmd *cobra.Command, folders *stoppedFolder, folder, output st
 	}
 	defer release()
 	id, reached, err := local.Known(vfs.Default, folder)
+	if errors.Is(err, local.ErrIdentity) {
+		return fmt.Errorf("damaged: %w; keep a copy of the folder, and see jmq journal repair %s --dry-run", err, folder)
+	}
 	if err != nil {
 		return err
 	}

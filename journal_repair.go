@@ -21,7 +21,7 @@ func journalRepairCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "repair FOLDER", Short: "Bring a damaged journal into a state that the broker starts with", Args: cobra.ExactArgs(1),
 		Long: `Bring the journal in a data folder into a state that the broker starts with. Nothing that can be read is changed or removed: damaged headers
-are made again, damaged bytes are set aside (damaged/FROM-TO.bad) and marked as lost, and where segments are missing their range is marked
+and the file STORE are made again, damaged bytes are set aside (damaged/FROM-TO.bad) and marked as lost, and where segments are missing their range is marked
 as lost too, which the broker does not do by itself. Consumers skip what is lost and are told.
 
 Look first with --dry-run, and keep a copy of the folder. The broker of the folder must be stopped. After Ctrl-C start it again: it goes on
@@ -52,10 +52,19 @@ type repairResult struct {
 	Missing  []lostRange `json:"missing"` // what no segment was there for
 	SetAside string      `json:"setAside,omitempty"`
 	End      uint64      `json:"end"`
+	Identity bool        `json:"identity"` // the file STORE was missing or damaged, and made again from what the segments say
 }
 
 func repairJournal(cmd *cobra.Command, folder, dir string, sure *confirmation, dryRun, quiet bool, output string) error {
 	id, reached, err := local.Known(vfs.Default, folder)
+	identity := err == nil && id == nil || errors.Is(err, local.ErrIdentity)
+	if identity {
+		var store [16]byte
+		if store, err = journal.StoreOf(vfs.Default, dir); err == nil {
+			id = &store
+			reached, err = local.Reached(vfs.Default, folder, store)
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -82,9 +91,9 @@ func repairJournal(cmd *cobra.Command, folder, dir string, sure *confirmation, d
 	if err != nil {
 		return err
 	}
-	if !dryRun && !report.Nothing() {
+	if !dryRun && (identity || !report.Nothing()) {
 		if !sure.yes && isTerminal(cmd.InOrStdin()) { // what it means, before the question
-			if err := printRepair(cmd.ErrOrStderr(), "table", repairOf(dir, true, report)); err != nil {
+			if err := printRepair(cmd.ErrOrStderr(), "table", repairOf(dir, identity, true, report)); err != nil {
 				return err
 			}
 		}
@@ -94,12 +103,17 @@ func repairJournal(cmd *cobra.Command, folder, dir string, sure *confirmation, d
 		if report, err = repair(false); err != nil {
 			return err
 		}
+		if identity {
+			if err := local.Identify(vfs.Default, folder, *id); err != nil {
+				return err
+			}
+		}
 	}
-	return printRepair(cmd.OutOrStdout(), output, repairOf(dir, dryRun, report))
+	return printRepair(cmd.OutOrStdout(), output, repairOf(dir, identity, dryRun, report))
 }
 
-func repairOf(dir string, dryRun bool, r journal.RepairReport) repairResult {
-	i := repairResult{absolute(dir), dryRun, []string{}, lostRanges(r.Lost), lostRanges(r.Missing), "", uint64(r.End)}
+func repairOf(dir string, identity, dryRun bool, r journal.RepairReport) repairResult {
+	i := repairResult{absolute(dir), dryRun, []string{}, lostRanges(r.Lost), lostRanges(r.Missing), "", uint64(r.End), identity}
 	for _, h := range r.Headers {
 		i.Headers = append(i.Headers, filepath.Base(h))
 	}
@@ -112,6 +126,9 @@ func repairOf(dir string, dryRun bool, r journal.RepairReport) repairResult {
 func printRepair(w io.Writer, output string, r repairResult) error {
 	l := listing{header: []string{"what", "where", "bytes"}, data: r, empty: "nothing to repair: the broker starts with it as it is"}
 	add := func(what, where string, bytes any) { l.rows = append(l.rows, []any{what, where, bytes}) }
+	if r.Identity {
+		add("identity made again", "STORE", "")
+	}
 	for _, h := range r.Headers {
 		add("header made again", h, "")
 	}

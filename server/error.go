@@ -35,6 +35,8 @@ func FolderError(dir string, err error) error {
 	case isCorrupt:
 		e.Err = corrupt
 		e.Next = "nothing was changed; keep a copy of the folder, look with jmq journal verify " + dir + " and jmq journal repair " + dir + " --dry-run, then repair it"
+	case errors.Is(err, local.ErrIdentity):
+		e.Next = "keep a copy of the folder, and bring the file back, or make it again: jmq journal repair " + dir
 	case within(dir, err) && (errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.EEXIST) || errors.Is(err, syscall.EISDIR)):
 		e.Next = "that is not what a broker leaves there; see what it is, or take another folder: --data FOLDER"
 	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EEXIST), errors.Is(err, syscall.EISDIR):

@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -26,6 +27,22 @@ type RepairReport struct {
 	SetAside string   // the last segment, which had neither a header nor a record: moved to the folder of what is damaged
 	// End is where the journal ends; behind it there may be a torn tail, which the next Open cuts.
 	End Position
+}
+
+// StoreOf returns the id of the store that the journal in dir is of, as its segments say. It changes nothing.
+func StoreOf(fsys vfs.FS, dir string) (id [16]byte, err error) {
+	found, err := list(fsys, dir, nil)
+	for _, s := range found.segments {
+		id = s.store
+		s.release()
+	}
+	if err == nil && len(found.segments) == 0 {
+		err = errors.New("there is no segment")
+	}
+	if err != nil {
+		return id, fmt.Errorf("find the store of journal %s: %w", dir, err)
+	}
+	return id, nil
 }
 
 // Nothing reports whether nothing was to be done.

@@ -35,6 +35,8 @@ var (
 	ErrInUse = errors.New("store: folder is in use")
 	// ErrVersion: the folder was written by a newer version.
 	ErrVersion = errors.New("store: folder of a newer version")
+	// ErrIdentity: the file that says whose the folder is is missing or damaged.
+	ErrIdentity = errors.New("store: the store's identity is not there")
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -130,9 +132,8 @@ func (f *folder) identify() error {
 	path := f.path(identityName)
 	b, err := readFile(f.fs, path)
 	if err == nil {
-		f.storeID, err = parseIdentity(b)
-		if err != nil {
-			return fmt.Errorf("store: %s: %w", path, err)
+		if f.storeID, err = parseIdentity(b); err != nil {
+			return identityError(path, err)
 		}
 		return nil
 	}
@@ -142,7 +143,7 @@ func (f *folder) identify() error {
 	if err := f.mustBeNew(); err != nil {
 		return err
 	}
-	// STORE comes last: where it is, the folders' names and that of the store's own folder are on disk.
+	// STORE comes last: where it is, the folders' names and that of the store's own folder are on disk. openFolder syncs it.
 	parents := []string{f.dir, f.fs.PathDir(f.dir)}
 	for _, sub := range []string{f.journal, f.index} {
 		if err := f.fs.MkdirAll(sub, 0o755); err != nil {
@@ -160,13 +161,26 @@ func (f *folder) identify() error {
 	if _, err := rand.Read(f.storeID[:]); err != nil {
 		return fmt.Errorf("store: make a store id: %w", err)
 	}
+	return f.writeIdentity()
+}
+
+func (f *folder) writeIdentity() error {
+	path := f.path(identityName)
 	if err := writeFile(f.fs, path+temporary, formatIdentity(f.storeID), true); err != nil {
 		return err
 	}
 	if err := f.fs.Rename(path+temporary, path); err != nil {
 		return fmt.Errorf("store: rename %s: %w", path+temporary, err)
 	}
-	return nil // openFolder syncs the folder
+	return nil
+}
+
+// identityError is what to say of a STORE that cannot be understood.
+func identityError(path string, err error) error {
+	if errors.Is(err, ErrVersion) {
+		return fmt.Errorf("store: %s: %w", path, err)
+	}
+	return fmt.Errorf("%w: %s %w", ErrIdentity, path, err)
 }
 
 // mustBeNew refuses a folder that has what a store leaves, but no STORE.
@@ -184,7 +198,7 @@ func (f *folder) mustBeNew() error {
 				continue
 			}
 			if _, checkpoint := parseCheckpointName(n); checkpoint || dir != f.dir {
-				return fmt.Errorf("store: there is %s but no %s: the store is not whole, and is left as it is", f.fs.PathJoin(dir, n), f.path(identityName))
+				return fmt.Errorf("%w: there is %s but no %s: the store is not whole, and is left as it is", ErrIdentity, f.fs.PathJoin(dir, n), f.path(identityName))
 			}
 		}
 	}

@@ -83,6 +83,9 @@ func (s *Store) recover() error {
 	if n := s.topics.Len(); s.apply.end > start || !found {
 		s.opt.Logger.Info("store recovered", "folder", s.folder.dir, "checkpoint", start, "position", s.apply.end, "topics", n)
 	}
+	if holes := s.log.Holes(); len(holes) > 0 {
+		s.opt.Logger.Warn("ranges of the journal were lost to damage", "folder", s.folder.journal, "ranges", len(holes), "first", holes[0].From, "to", holes[len(holes)-1].To)
+	}
 	if err := s.recoverIndex(bad); err != nil {
 		return err
 	}
