@@ -194,7 +194,7 @@ func groupDescribeCommand() *cobra.Command {
 }
 
 func printGroup(w io.Writer, output string, g *wire.GroupSummary, lags []*wire.GroupPartition, now time.Time) error {
-	l := listLags(g.Topic, lags, now)
+	l := listLags(g.Topic, g.Group, lags, now)
 	d := groupDescription{groupOf(g), l.data.([]lagInfo)}
 	l.data = d
 	if output == "table" {
@@ -240,10 +240,11 @@ type lagInfo struct {
 	Generation  uint32     `json:"generation"`
 }
 
-func listLags(topic string, lags []*wire.GroupPartition, now time.Time) listing {
+// listLags leaves out since when messages wait unless one group is named: the broker looks at the disk for that.
+func listLags(topic, group string, lags []*wire.GroupPartition, now time.Time) listing {
 	slices.SortStableFunc(lags, func(a, b *wire.GroupPartition) int { return strings.Compare(a.Group, b.Group) })
 	l := listing{
-		header: []string{"group", "partition", "lag", "ack offset", "first", "end", "leased", "expired", "waits since", "member"},
+		header: []string{"group", "partition", "lag", "ack offset", "first", "end", "leased", "expired", "member", "waits since"},
 		empty:  fmt.Sprintf("no group consumes %s yet", topic),
 	}
 	data := []lagInfo{}
@@ -252,9 +253,12 @@ func listLags(topic string, lags []*wire.GroupPartition, now time.Time) listing 
 			p.Group, topic, p.Partition, p.Lag, p.AckOffset, p.Consumed, p.First, p.End, p.Leased, p.Leases, p.Member, p.Expired, p.AttemptsMax,
 			momentOf(p.OldestNs), p.Generation,
 		})
-		l.rows = append(l.rows, []any{p.Group, p.Partition, p.Lag, p.AckOffset, p.First, p.End, p.Leased, p.Expired, ago(p.OldestNs, now), p.Member})
+		l.rows = append(l.rows, []any{p.Group, p.Partition, p.Lag, p.AckOffset, p.First, p.End, p.Leased, p.Expired, p.Member, ago(p.OldestNs, now)})
 	}
 	l.data = data
+	if group == "" {
+		l.dropLast()
+	}
 	return l
 }
 
@@ -266,7 +270,7 @@ func groupLagCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "lag TOPIC [GROUP]", Short: "Say how far behind groups are, by partition", Args: cobra.RangeArgs(1, 2),
 		Long: `Say how far behind the groups of a topic are, by partition: lag is the number of messages that the group has not consumed, expired that
-of those whose lease ran out before they were acknowledged, and waits since when the first of them was stored.
+of those whose lease ran out before they were acknowledged, and, of a GROUP that is named, waits since when the first of them was stored.
 
 With --watch it is said again and again, with what changed a second, until Ctrl-C; a broker that is away is waited for.`,
 		ValidArgsFunction: c.completer(topicNames, groupNames),
@@ -289,7 +293,7 @@ With --watch it is said again and again, with what changed a second, until Ctrl-
 				if err != nil {
 					return err
 				}
-				return printListing(cmd.OutOrStdout(), output, listLags(args[0], lags, time.Now()))
+				return printListing(cmd.OutOrStdout(), output, listLags(args[0], group, lags, time.Now()))
 			})
 		},
 	}
@@ -333,9 +337,9 @@ func watchLag(cmd *cobra.Command, c *connection, topic, group, output string, ev
 		case err == nil:
 			away = false
 			sums := sumLags(lags)
-			l := listSums(topic, sums, last, now.Sub(lastAt), now)
+			l := listSums(topic, group, sums, last, now.Sub(lastAt), now)
 			if lastAt.IsZero() {
-				l = listSums(topic, sums, nil, 0, now)
+				l = listSums(topic, group, sums, nil, 0, now)
 			}
 			last, lastAt = sums, now
 			if output == "table" && isTerminal(w) {
@@ -391,7 +395,7 @@ func sumLags(lags []*wire.GroupPartition) map[string]lagSum {
 	return sums
 }
 
-func listSums(topic string, sums, last map[string]lagSum, took time.Duration, now time.Time) listing {
+func listSums(topic, group string, sums, last map[string]lagSum, took time.Duration, now time.Time) listing {
 	l := listing{
 		header: []string{"group", "at", "lag", "in/s", "out/s", "leased", "expired", "waits since"},
 		empty:  fmt.Sprintf("no group consumes %s yet", topic),
@@ -419,6 +423,9 @@ func listSums(topic string, sums, last map[string]lagSum, took time.Duration, no
 		l.rows = append(l.rows, []any{g, now.Format(time.TimeOnly), s.Lag, in, out, s.Leased, s.Expired, ago(oldest, now)})
 	}
 	l.data = data
+	if group == "" {
+		l.dropLast()
+	}
 	return l
 }
 

@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/jmqio/jmq/client"
 	"github.com/jmqio/jmq/wire"
@@ -72,6 +73,9 @@ Start with: jmq dev`,
 		journalCommand(), indexCommand(), benchCommand(), configCommand(), versionCommand(),
 	)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if e, ok := errors.AsType[*pflag.NotExistError](err); ok && len(e.GetSpecifiedName()) == 1 && strings.Contains("0123456789", e.GetSpecifiedName()) {
+			err = fmt.Errorf("-%s is neither a flag nor a place: those are numbers from 0 on", e.GetSpecifiedShortnames())
+		}
 		return usageError(fmt.Errorf("%w; see %s --help", err, cmd.CommandPath()))
 	})
 	root.InitDefaultCompletionCmd()

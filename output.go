@@ -41,6 +41,14 @@ func completeOutput(cmd *cobra.Command, known []string) {
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
 }
 
+// dropLast leaves the last column out.
+func (l *listing) dropLast() {
+	l.header = l.header[:len(l.header)-1]
+	for i := range l.rows {
+		l.rows[i] = l.rows[i][:len(l.header)]
+	}
+}
+
 func checkOutput(output string, known []string) error {
 	if !slices.Contains(known, output) {
 		return usagef("--output %q is not known; give one of: %s", output, strings.Join(known, ", "))

@@ -77,6 +77,9 @@ func (b *Broker) refuse(err error) error {
 
 // whoText is a peer in an audit.
 func whoText(p *wire.Peer) string {
+	if p.App == "" && p.ClientID == "" && p.Addr == "" {
+		return "the broker itself"
+	}
 	return fmt.Sprintf("app=%s client=%s addr=%s", p.App, p.ClientID, p.Addr)
 }
 
