@@ -487,7 +487,10 @@ func (c *campaign) work(n int) error {
 	want := c.acknowledged.Load() + int64(n)
 	done := func() bool { return c.acknowledged.Load() >= want || c.troubled() }
 	if most := cmp.Or(c.o.idle, storeMost); !patient(most, &c.acknowledged, done) {
-		return fmt.Errorf("%w: nothing was stored for %v", errRefused, most)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		u, err := c.admin.StoreUsage(ctx, 5)
+		return fmt.Errorf("%w: nothing was stored for %v; the store is %+v, %v", errRefused, most, u, err)
 	}
 	if c.troubled() {
 		return fmt.Errorf("%w: a client met with an error", errRefused)
@@ -656,7 +659,7 @@ func (c *campaign) cut(ctx context.Context, lines []*line) {
 // drain waits until the groups of a topic have everything. It returns false when nothing has come for long and they have not.
 func (c *campaign) drain(ctx context.Context, topic string, groups ...string) bool {
 	most := stuckAfter
-	if c.o.depth {
+	if c.o.depth && c.o.damage != messagesOnly {
 		most += readPause
 	}
 	drained := patient(most, &c.received, func() bool {

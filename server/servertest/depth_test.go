@@ -323,7 +323,7 @@ func (c *campaign) damage() error {
 	case some == 0:
 		return c.flipFile(fs.PathJoin(dir, "index"), ".index", -1)
 	case some == 1:
-		return c.flipFile(dir, ".checkpoint", 0)
+		return c.flipFile(dir, ".ckpt", 0)
 	}
 	names, err := c.topicNames()
 	if err != nil {
