@@ -238,6 +238,27 @@ func (j *Journal) Trim(before Position) error {
 	return nil
 }
 
+// GiveRoom removes the segments that are prepared for later, or when there are none the reserve, for the moment when what certainly
+// frees the disk needs some of it; they are made again when there is room. False: it has nothing to give.
+func (j *Journal) GiveRoom() (bool, error) {
+	j.mu.Lock()
+	given := j.mu.spares
+	j.mu.spares = nil
+	if len(given) == 0 && j.mu.reserve.file != nil {
+		given = []spare{j.mu.reserve}
+		j.mu.reserve = spare{}
+	}
+	j.mu.Unlock()
+	var errs []error
+	for _, s := range given {
+		_ = s.file.Close() // nothing in it is of use
+		if err := j.fs.Remove(s.path); err != nil {
+			errs = append(errs, fmt.Errorf("give room: %w", err)) // if it stays, Open takes it
+		}
+	}
+	return len(given) > 0, errors.Join(errs...)
+}
+
 // trimSegment takes the first segment away.
 func (j *Journal) trimSegment(s *segment) error {
 	recycle := j.recycles(s) && s.refs.CompareAndSwap(1, 0) // from here on it cannot be acquired

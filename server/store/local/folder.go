@@ -98,8 +98,8 @@ func openFolder(o *Options) (_ *folder, err error) {
 			f.close()
 		}
 	}()
-	// Only for people: a stale one does no harm, so it is not synced.
-	if err := writeFile(vf, f.path(ownerName), []byte(strconv.Itoa(os.Getpid())+"\n"), false); err != nil {
+	// Only for people: a stale one does no harm, so it is not synced, and on a full disk it can be missing.
+	if err := writeFile(vf, f.path(ownerName), []byte(strconv.Itoa(os.Getpid())+"\n"), false); err != nil && !vfs.IsNoSpaceError(err) {
 		return nil, err
 	}
 	if err := f.identify(); err != nil {

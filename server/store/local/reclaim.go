@@ -120,11 +120,21 @@ func (s *Store) release(ctx context.Context, to journal.Position) (int64, error)
 			return 0, fmt.Errorf("store: before segments go: %w", err)
 		}
 		err := s.Checkpoint()
+		// On a full disk the older one has to make room for the next: else nothing could ever be freed. Where that is not enough, since
+		// others have filled it to the last byte, the log's spares and its reserve do: it makes them again from the segments that go.
 		if vfs.IsNoSpaceError(err) {
-			// On a full disk the older one has to make room for the next: else nothing could ever be freed.
 			if err = s.dropOlderCheckpoints(); err == nil {
 				err = s.Checkpoint()
 			}
+		}
+		for vfs.IsNoSpaceError(err) && s.folder.journal == s.folder.path(journalDir) {
+			given, giveErr := s.log.GiveRoom()
+			if !given || giveErr != nil {
+				err = errors.Join(err, giveErr)
+				break
+			}
+			s.opt.Logger.Warn("disk is full: segments prepared for later are removed to make room for a checkpoint", "folder", s.folder.dir)
+			err = s.Checkpoint()
 		}
 		if err != nil {
 			return 0, fmt.Errorf("store: checkpoint before segments go: %w", err)

@@ -501,6 +501,65 @@ func TestCarriedGolden(t *testing.T) {
 	}
 }
 
+// TestDiskFullToTheLastByte has others fill the disk while nothing is under way: not even a checkpoint finds room. What can go does
+// nevertheless, whether it went as it was or its rest was carried forward, and the store can be opened on such a disk.
+func TestDiskFullToTheLastByte(t *testing.T) {
+	for _, carry := range []bool{false, true} {
+		t.Run(fmt.Sprintf("carry %v", carry), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				fs := journaltest.New(nil)
+				o := options(fs)
+				o.SegmentBytesMax = 64 << 10
+				s := mustOpen(t, o)
+				l := &life{each: 1}
+				if err := l.open(s); err != nil {
+					t.Fatal(err)
+				}
+				if carry {
+					if err := l.send(t, s, l.keep); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for len(s.log.Segments()) < 6 {
+					if err := l.send(t, s, l.noise); err != nil {
+						t.Fatal(err)
+					}
+					synctest.Wait()
+				}
+				if err := s.Checkpoint(); err != nil {
+					t.Fatal(err)
+				}
+				if err := l.send(t, s, l.noise); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Minute) // of the bubble: spares and the reserve are there
+				fs.SetLimit(fs.Used())
+				_, end, err := s.Bounds(l.noise)
+				if err != nil {
+					t.Fatal(err)
+				}
+				l.trim.Store(int64(end - 1))
+				if err := s.Trim(l.noise, end-1); err != nil {
+					t.Fatal(err)
+				}
+				if n, err := s.Reclaim(context.Background()); err != nil || n == 0 {
+					t.Fatalf("%d bytes were freed on a full disk, %v", n, err)
+				}
+				time.Sleep(time.Minute)
+				fs.SetLimit(fs.Used())
+				_ = s.Close() // its checkpoint finds no room
+				fs.SetLimit(fs.Used())
+				again := mustOpen(t, o)
+				_ = again.Close()
+				fs.SetLimit(0)
+				if err := l.check(t, fs, l.state(), l.state()); err != nil {
+					t.Fatal(err)
+				}
+			})
+		})
+	}
+}
+
 // TestDiskFull fills the disk again and again: sends are refused, acks and topic records go on, trimming and reclaiming make it writable
 // again by itself, and what is kept is there, also after a power loss on the full disk.
 func TestDiskFull(t *testing.T) {

@@ -26,6 +26,8 @@ type Log interface {
 	// Truncate cuts the log's end off, Trim whole segments of its begin.
 	Truncate(to journal.Position) error
 	Trim(before journal.Position) error
+	// GiveRoom is journal.Journal's: it gives up what is prepared for later.
+	GiveRoom() (bool, error)
 	// Segments, Bytes, Scrub, the footers, Heal and Holes are journal.Journal's.
 	Segments() []journal.SegmentInfo
 	Bytes() journal.FolderBytes
