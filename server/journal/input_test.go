@@ -123,6 +123,8 @@ func TestBadFiles(t *testing.T) {
 		{name: "unfinished spare", do: put("spare-000100.filling", make([]byte, 5000))},
 		{name: "mark of a cut, torn", do: put(cutName, []byte(cutMagic+"\x01"))},
 		{name: "mark of a cut, newer", do: put(cutName, []byte(cutMagic+"\x07")), want: "cut.mark has format version 7", as: &VersionError{}},
+		{name: "segments' names of no position", do: both(put(segmentName(secondBase+1), bytes.Repeat([]byte{9}, 5000)),
+			put("18446744073709551608.journal", bytes.Repeat([]byte{9}, 5000)))},
 		{name: "other files", do: func(f map[string][]byte) {
 			f["5.journal"], f["00000000000000000001.journal.bak"], f["notes.txt"] = []byte("a"), []byte("b"), []byte("c")
 		}},

@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -159,7 +160,7 @@ func decodeHeaderCopy(b []byte) (h header, ok bool) {
 
 func segmentName(base Position) string { return fmt.Sprintf(segmentNameFormat, uint64(base)) }
 
-// parseSegmentName returns false for anything but 20 digits and the suffix.
+// parseSegmentName returns false for anything but 20 digits, of a position that a record can have, and the suffix.
 func parseSegmentName(name string) (Position, bool) {
 	digits, ok := strings.CutSuffix(name, segmentSuffix)
 	if !ok || len(digits) != segmentNameDigits {
@@ -172,7 +173,7 @@ func parseSegmentName(name string) (Position, bool) {
 		}
 		n = n*10 + uint64(c-'0')
 	}
-	return Position(n), true
+	return Position(n), n%8 == 0 && n <= math.MaxInt64
 }
 
 // segment is one file of the journal.
