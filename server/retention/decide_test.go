@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/store"
 )
 
@@ -160,6 +161,19 @@ func TestLookAfter(t *testing.T) {
 	} {
 		if got := m.lookAfter(c.l, c.rooms, c.every); got != c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+// What is consumed in the oldest segment may go early, wherever in it that begins, and however large the other segments are.
+func TestDeletable(t *testing.T) {
+	key := partitionOf(&store.Topic{ID: 1, Incarnation: 1}, 0)
+	views := []topicView{{topic: store.Topic{ID: 1, Incarnation: 1, Partitions: 1}, ps: []partition{{first: 5, end: 9, floor: 9, consumed: true}}}}
+	u := store.Usage{Begin: 1000, OldestEnd: 1500, End: 3000, Segments: 20}
+	for position, want := range map[journal.Position]bool{1000: true, 1400: true, 1499: true, 1500: false, 2000: false} {
+		u.Holds = []store.Hold{{Partition: key, First: 5, Stored: 7, Bytes: int64(u.End - position)}}
+		if at, ok := deletable(&u, views); ok != want || ok && at != 7 {
+			t.Errorf("a message at %d: %d, %v, want %v", position, at, ok, want)
 		}
 	}
 }

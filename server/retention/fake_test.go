@@ -238,6 +238,7 @@ func (s *fakeStore) Usage(holdsMax int) (u store.Usage, err error) {
 	u = store.Usage{
 		Segments: int(last - number + 1), JournalBytes: (last - number + 1) * s.segmentBytes,
 		Begin: journal.Position(number * s.segmentBytes), End: journal.Position(s.end), Oldest: s.begun[number],
+		OldestEnd: journal.Position(min((number+1)*s.segmentBytes, s.end)),
 	}
 	seen := map[store.Partition]bool{}
 	for _, r := range s.log {

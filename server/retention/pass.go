@@ -184,12 +184,9 @@ func firstStep(u *store.Usage, need, span int64) time.Duration {
 
 // deletable returns when the oldest of what keeps the oldest segment, and may go early, was stored; false if nothing may.
 func deletable(u *store.Usage, views []topicView) (oldest int64, ok bool) {
-	// A hold without which so much could go begins in the oldest segment.
-	all := int64(u.End - u.Begin)
-	least := all - all/int64(max(u.Segments, 1))
 	for _, h := range u.Holds {
-		if h.Bytes < least {
-			continue
+		if h.Bytes <= int64(u.End-u.OldestEnd) {
+			continue // it begins behind the oldest segment
 		}
 		i, found := slices.BinarySearchFunc(views, h.Partition.Topic, func(v topicView, id store.TopicID) int { return cmp.Compare(v.topic.ID, id) })
 		if !found || h.Why != "" || views[i].topic.Incarnation != h.Partition.Incarnation || int(h.Partition.Partition) >= len(views[i].ps) {

@@ -219,7 +219,8 @@ type Usage struct {
 	DamagedBytes               int64 // set aside
 	Segments                   int
 	Begin, End                 journal.Position
-	Oldest                     int64 // when the oldest segment was begun, unix nanoseconds
+	OldestEnd                  journal.Position // of the oldest segment
+	Oldest                     int64            // when the oldest segment was begun, unix nanoseconds
 	Holds                      []Hold
 	Holes                      []Hole
 }

@@ -34,7 +34,7 @@ func (s *Store) Usage(holdsMax int) (store.Usage, error) {
 	u.JournalBytes, u.DamagedBytes = b.Segments+b.Spares+b.Reserve, b.Damaged
 	u.Segments, u.Begin, u.End = len(segments), s.log.Begin(), s.log.Committed()
 	if len(segments) > 0 {
-		u.Oldest = segments[0].Created
+		u.Oldest, u.OldestEnd = segments[0].Created, segments[0].End
 	}
 	var err error
 	if u.IndexBytes, err = s.folder.bytesOf(s.folder.index, nil); err != nil {
