@@ -119,7 +119,7 @@ func newCrashes(t *testing.T, eager bool) (*crashes, *sender) {
 		c.fs.EagerDirs()
 	}
 	if raceEnabled {
-		c.every, c.nested = 11, 37
+		c.every, c.nested = 19, 37
 	}
 	s := &sender{}
 	c.bounds = func() bounds { return bounds{least: s.acked.Load(), most: s.begun.Load()} }

@@ -96,7 +96,7 @@ func TestEveryByte(t *testing.T) {
 			first, last := names[0], names[2]
 			step := 1
 			if raceEnabled {
-				step = 61
+				step = 127
 			}
 			flips, holes, torn, headers, footers := 0, 0, 0, 0, 0
 			for name, content := range good {

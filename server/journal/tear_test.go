@@ -162,7 +162,7 @@ func TestFlips(t *testing.T) {
 			last := v.offset(v.end())
 			for i, r := range v.records {
 				for off := max(v.offset(r.Position), last-4096); off < v.offset(r.End()); off++ {
-					if raceEnabled && off%5 != 0 {
+					if raceEnabled && off%19 != 0 {
 						continue
 					}
 					flip := byte(1) << (off % 8)

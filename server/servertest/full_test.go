@@ -124,15 +124,15 @@ func newFilling(t *testing.T, s *Server, filler string) *filling {
 	return f
 }
 
-// send sends one message and returns its error, and how long it took.
-func (f *filling) send() (error, time.Duration) {
+// send sends one message and returns how long it took, and its error.
+func (f *filling) send() (time.Duration, error) {
 	m := f.p.message()
 	e := f.p.sent(m)
 	began := time.Now()
 	r, err := f.p.p.Send(context.Background(), m)
 	took := time.Since(began)
 	f.p.note(e, r, err)
-	return err, took
+	return took, err
 }
 
 // consume takes and acks what there is, up to n; all must be taken and acked.
@@ -186,7 +186,7 @@ func (f *filling) sendAll(cycle, messages int) {
 	f.t.Helper()
 	began := time.Now()
 	for running := 0; running < messages; running++ {
-		err, _ := f.send()
+		_, err := f.send()
 		switch {
 		case err == nil:
 		case time.Since(began) > within || !f.c.excused(err):
@@ -206,7 +206,7 @@ func (f *filling) cycle(n int) {
 	// Until it is refused twice running, or has filled far more than was there.
 	before := f.refused
 	for running, left := 0, f.most; running < 2 && left > 0; left-- {
-		err, took := f.send()
+		took, err := f.send()
 		f.slowest = max(f.slowest, took)
 		switch {
 		case err == nil:
