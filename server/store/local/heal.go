@@ -2,6 +2,7 @@ package local
 
 import (
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/jmqio/jmq/server/index"
@@ -74,7 +75,7 @@ func (s *Store) healNow(at journal.Position) (journal.Hole, error) {
 
 // healAt is healNow without the checkpoint.
 func (s *Store) healAt(at journal.Position) (journal.Hole, error) {
-	before := len(s.log.Holes())
+	before := s.log.Holes()
 	hole, err := s.log.Heal(at)
 	switch {
 	case errors.Is(err, journal.ErrTrimmed), errors.Is(err, journal.ErrClosed):
@@ -82,16 +83,19 @@ func (s *Store) healAt(at journal.Position) (journal.Hole, error) {
 	case err != nil:
 		s.opt.Logger.Error("journal is damaged and cannot be healed", "folder", s.folder.journal, "position", at, "err", err)
 		return hole, err
-	case hole == (journal.Hole{}) || len(s.log.Holes()) == before:
-		return hole, nil
 	}
-	n := s.messagesIn(hole)
-	s.opt.Logger.Error("messages are lost to damage of the journal", "folder", s.folder.journal, "position", hole.From, "to", hole.To, "messages", n)
-	h := &s.healing.mu
-	h.Lock()
-	h.healed++
-	h.lost += int64(n)
-	h.Unlock()
+	for _, made := range s.log.Holes() { // all that was damaged in the segment
+		if slices.Contains(before, made) {
+			continue
+		}
+		n := s.messagesIn(made)
+		s.opt.Logger.Error("messages are lost to damage of the journal", "folder", s.folder.journal, "position", made.From, "to", made.To, "messages", n)
+		h := &s.healing.mu
+		h.Lock()
+		h.healed++
+		h.lost += int64(n)
+		h.Unlock()
+	}
 	return hole, nil
 }
 

@@ -199,7 +199,7 @@ func TestRecoverLoss(t *testing.T) {
 	}
 }
 
-// TestVerifier flips a byte in a sealed segment that nobody reads: the background finds it, makes a hole of it and writes footers; a second
+// TestVerifier flips two bytes in a sealed segment that nobody reads: the background finds them, makes holes of them and writes footers; a second
 // look comes when its time has come, and not after every opening.
 func TestVerifier(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -220,6 +220,7 @@ func TestVerifier(t *testing.T) {
 			t.Fatal(sealed)
 		}
 		damageMessage(t, s, p, 5)
+		damageMessage(t, s, p, 8)
 		begin := time.Now()
 		for s.Metrics().VerifiedSegments < int64(sealed) {
 			time.Sleep(time.Second) // of the bubble
@@ -228,7 +229,7 @@ func TestVerifier(t *testing.T) {
 		if took := time.Since(begin); took < time.Duration(sealed-1)*4*time.Second || m.VerifiedBytes < int64(sealed-1)*64<<10 {
 			t.Fatalf("%d bytes were read in %v", m.VerifiedBytes, took)
 		}
-		if m.Holes != 1 || m.Healed != 1 || m.LostMessages != 1 {
+		if m.Holes != 2 || m.Healed != 2 || m.LostMessages != 2 {
 			t.Fatalf("%+v", m)
 		}
 		_, _, err := s.Read(p, 5, 6, 1, nil)
