@@ -290,6 +290,11 @@ func TestJournalVerify(t *testing.T) {
 		t.Fatal(err)
 	}
 	local.fails(exitError, "is not named", "", "journal verify", folder)
+	if err := os.Rename(filepath.Join(folder, "journal"), filepath.Join(t.TempDir(), "away")); err != nil {
+		t.Fatal(err)
+	}
+	local.fails(exitError, "broker.journal.folder", "", "run broker --log.level error --broker.wire.listen 127.0.0.1:0 --broker.admin.listen 127.0.0.1:0 --data", folder)
+	local.fails(exitNotFound, "--journal where", "", "journal verify", folder)
 }
 
 // Dump prints every record with what it says, in every form; it chooses by kind and position, and names of topics come from the
@@ -519,7 +524,9 @@ func TestTopics(t *testing.T) {
 	sh.fails(exitTimeout, "no message came", "", "consume orders -g pay --from-beginning --timeout 300ms")
 	sh.ok("", "topic resume orders")
 	sh.ok("", "consume orders -g pay --from-beginning -n 1")
-	sh.ok("", "topic delete orders --yes")
+	if out := sh.ok("", "topic delete orders --yes"); out != "NAME    IS\norders  deleted\n" {
+		t.Errorf("delete: %q", out)
+	}
 	sh.fails(exitNotFound, "jmq topic create", "", "topic delete orders --yes")
 	sh.fails(exitNotFound, "jmq topic create", "", "topic pause orders")
 	sh.ok("", "topic create orders -p 1")

@@ -186,7 +186,7 @@ func checkVerifiable(folder, dir string) error {
 		_, err = os.Stat(dir)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return &codedError{exitNotFound, fmt.Errorf("%s has no journal; give the data folder of a broker, such as ./jmq-data", folder)}
+		return &codedError{exitNotFound, fmt.Errorf("%s has no journal; give the data folder of a broker, such as ./jmq-data, and --journal where broker.journal.folder names one", folder)}
 	}
 	return err
 }

@@ -310,7 +310,9 @@ The disk's space is free when the journal's segments with its messages go, which
 				if err != nil {
 					return err
 				}
-				return printListing(cmd.OutOrStdout(), output, listTopics(r.GetTopic()))
+				l := listTopics(r.GetTopic()) // as it was
+				l.header, l.rows = []string{"name", "is"}, [][]any{{args[0], "deleted"}}
+				return printListing(cmd.OutOrStdout(), output, l)
 			})
 		},
 	}

@@ -35,6 +35,8 @@ func FolderError(dir string, err error) error {
 	case isCorrupt:
 		e.Err = corrupt
 		e.Next = "nothing was changed; keep a copy of the folder, look with jmq journal verify " + dir + " and jmq journal repair " + dir + " --dry-run, then repair it"
+	case errors.Is(err, local.ErrNoJournal):
+		e.Next = "mount its disk or bring it back; where it lies is broker.journal.folder"
 	case errors.Is(err, local.ErrIdentity):
 		e.Next = "keep a copy of the folder, and bring the file back, or make it again: jmq journal repair " + dir
 	case within(dir, err) && (errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.EEXIST) || errors.Is(err, syscall.EISDIR)):

@@ -99,7 +99,7 @@ func (k *Keeper) explain(h *store.Hold, s *status, wall time.Time) *wire.StoreHo
 			}
 		}
 		if more > 0 {
-			out.Why += fmt.Sprintf(", nor have %d more", more)
+			out.Why += fmt.Sprintf(", nor %d more", more)
 		}
 		return out
 	}

@@ -455,7 +455,7 @@ func TestFolder(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := Open(options(mem))
-		oneLine(t, err, "/store", "journal", "not whole")
+		oneLine(t, err, "/store", "journal", "missing")
 		if err := mem.MkdirAll("/store/journal", 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -487,7 +487,7 @@ func TestFolder(t *testing.T) {
 			}
 		}
 		_, err := Open(options(clone))
-		oneLine(t, err, "/store", "journal", "not whole")
+		oneLine(t, err, "/store", "journal", "missing")
 		// An own one is forgotten when the other is named.
 		mem, _ = filled(t, 10)
 		o.FS = mem

@@ -35,6 +35,8 @@ var (
 	ErrInUse = errors.New("store: folder is in use")
 	// ErrVersion: the folder was written by a newer version.
 	ErrVersion = errors.New("store: folder of a newer version")
+	// ErrNoJournal: the folder of the journal is not there, though the store was made.
+	ErrNoJournal = errors.New("store: the journal is missing")
 	// ErrIdentity: the file that says whose the folder is is missing or damaged.
 	ErrIdentity = errors.New("store: the store's identity is not there")
 )
@@ -106,7 +108,9 @@ func openFolder(o *Options) (_ *folder, err error) {
 		return nil, err
 	}
 	// STORE is made after the folders: a journal that is not there was lost. The index can be made again.
-	if _, err := vf.Stat(f.journal); err != nil {
+	if _, err := vf.Stat(f.journal); errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s is not there", ErrNoJournal, f.journal)
+	} else if err != nil {
 		return nil, fmt.Errorf("store: folder %s is not whole: %w", dir, err)
 	}
 	if err := f.notLeftBehind(); err != nil {
