@@ -145,9 +145,9 @@ func (l *lane) remove(p *pending) bool {
 	return false
 }
 
-// next goes on after a batch that was in flight: with all that waits and fits into one. reader is the connection whose
-// reading goroutine this is, nil if it is none.
-func (l *lane) next(reader *link) {
+// next goes on after a batch that was in flight, by the route last: with all that waits and fits into one. reader is the connection
+// whose reading goroutine this is, nil if it is none.
+func (l *lane) next(last *route, reader *link) {
 	now := time.Now()
 	l.mu.Lock()
 	late := 0
@@ -179,7 +179,11 @@ func (l *lane) next(reader *link) {
 		l.mu.Unlock()
 		return
 	}
-	f := l.topic.c.flight(l, l.topic.route.Load())
+	rt := l.topic.route.Load()
+	if rt == nil { // forgotten, and nobody asked for a new one yet: if a partition is not there any more, the broker says so
+		rt = last
+	}
+	f := l.topic.c.flight(l, rt)
 	f.counted = true
 	f.sends = append(f.sends, l.mu.queue[:n]...)
 	l.cut(n)
@@ -520,10 +524,10 @@ func (f *flight) deliver(p *pending, offset uint64, r sendResult) {
 
 // end lets the lane go on.
 func (f *flight) end(reader *link) {
-	c, l, counted := f.c, f.lane, f.counted
+	c, l, counted, rt := f.c, f.lane, f.counted, f.route
 	c.putFlight(f)
 	if counted {
-		l.next(reader)
+		l.next(rt, reader)
 	}
 	c.sends.leave()
 }

@@ -569,3 +569,29 @@ func (b *routeBroker) Route(ctx context.Context, r *wire.RouteRequest) (*wire.Ro
 	b.routes.Add(1)
 	return b.fakeBroker.Route(ctx, r)
 }
+
+// What waits behind a batch is sent although the route was forgotten meanwhile, as by the deletion or alteration of the topic, or a send
+// that found its partition gone.
+func TestRouteIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBroker()
+		b.topic("orders", 4)
+		c, _ := start(t, b, false)
+		p := producer(t, c)
+		release := holdProduce(b)
+		var got results
+		const n = 50
+		for i := range n {
+			p.SendAsync(context.Background(), &Message{OrderKey: fmt.Sprint(i % 2), Body: []byte("x")}, got.done)
+		}
+		synctest.Wait()
+		c.topic("orders").route.Store(nil)
+		release()
+		if err := p.Flush(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		if got.count() != n || errors.Join(got.errs...) != nil {
+			t.Fatalf("%d of %d were told: %v", got.count(), n, errors.Join(got.errs...))
+		}
+	})
+}
