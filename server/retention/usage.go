@@ -187,12 +187,15 @@ func ageText(d time.Duration) string {
 	return fmt.Sprintf("%d s", max(0, d)/time.Second)
 }
 
-// bytesText is a size for people.
+// bytesText is a size for people, in the same form as the command line's.
 func bytesText(n int64) string {
-	unit, units := int64(1), []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
-	i := 0
-	for ; n >= 10*1024*unit && i+1 < len(units); i++ {
-		unit *= 1024
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
+	x, i := float64(n), 0
+	for ; x >= 1024 && i+1 < len(units); i++ {
+		x /= 1024
 	}
-	return fmt.Sprintf("%d %s", n/unit, units[i])
+	if i > 0 && x < 10 {
+		return fmt.Sprintf("%.1f %s", x, units[i])
+	}
+	return fmt.Sprintf("%.0f %s", x, units[i])
 }
