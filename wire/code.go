@@ -76,7 +76,7 @@ var Traits = map[Code]Trait{
 	CodeTooLarge:           {"too-large", RetryNever, true, "send or ask for less"},
 	CodeInvalid:            {"invalid", RetryNever, true, "correct the value that the message names"},
 	CodeCorrupt:            {"corrupt", RetryHere, true, "send it again"},
-	CodeTopicNotFound:      {"topic-not-found", RetryNever, true, "create it: jmq topic create NAME"},
+	CodeTopicNotFound:      {"topic-not-found", RetryNever, true, "see jmq topic ls, or create it: jmq topic create NAME"},
 	CodePartitionNotFound:  {"partition-not-found", RetryHere, true, "take one that the topic has"},
 	CodeGroupNotFound:      {"group-not-found", RetryHere, true, "subscribe the group first"},
 	CodeTopicExists:        {"topic-exists", RetryNever, true, "choose another name, or use the topic as it is"},
