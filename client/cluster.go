@@ -280,7 +280,8 @@ func (c *Cluster) call(ctx context.Context, op, topic string, again repeat, comm
 			e.Outcome = Unknown
 			return e
 		}
-		useful := wire.Traits[e.Code].Retry != wire.RetryNever && e.Code != wire.CodeGroupNotFound // no cold request makes a group
+		// Waiting makes no group and no partition: only a send asks again how many there are.
+		useful := wire.Traits[e.Code].Retry != wire.RetryNever && e.Code != wire.CodeGroupNotFound && e.Code != wire.CodePartitionNotFound
 		if ctx.Err() != nil || !useful || !c.pause(ctx, max(pause, e.RetryAfter)) {
 			return e
 		}
