@@ -127,7 +127,7 @@ func (s *Store) release(ctx context.Context, to journal.Position) (int64, error)
 				err = s.Checkpoint()
 			}
 		}
-		for vfs.IsNoSpaceError(err) && s.folder.journal == s.folder.path(journalDir) {
+		for vfs.IsNoSpaceError(err) && s.logHasRoom(err) {
 			given, giveErr := s.log.GiveRoom()
 			if !given || giveErr != nil {
 				err = errors.Join(err, giveErr)
@@ -154,6 +154,12 @@ func (s *Store) release(ctx context.Context, to journal.Position) (int64, error)
 	r.bytes += freed
 	r.Unlock()
 	return freed, nil
+}
+
+// logHasRoom says whether what the log gives up is room on the disk of which err says that it is full: the checkpoints' or the index's.
+func (s *Store) logHasRoom(err error) bool {
+	f := s.folder
+	return f.journal == f.path(journalDir) && (f.index == f.path(indexDir) || !errors.Is(err, index.ErrMoved))
 }
 
 // dropOlderCheckpoints removes all checkpoints but the newest whole one.
