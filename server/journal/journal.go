@@ -446,7 +446,7 @@ func (j *Journal) enqueue(a *Append, own bool) error {
 		return ErrBusy
 	}
 	g := m.gathering
-	if refused := m.reserved && !a.Control && !planted.Bug("journal: sends use the reserve"); refused || m.next+Position(size) > m.limit {
+	if refused := m.reserved && !a.Control && !planted.Bug("journal: sends use the reserve"); refused || m.next+Position(size+j.leaveLocked(a.Entries[0].Kind)) > m.limit {
 		var s spare
 		ok := false
 		if !refused {
@@ -493,6 +493,27 @@ func (j *Journal) enqueue(a *Append, own bool) error {
 		j.wakePreparer()
 	}
 	return nil
+}
+
+// What is left of the last segment there is, when no other can be made, is the journal's own: the next start needs room for its epoch,
+// and freeing the disk that for no-ops.
+const (
+	leaveForNoops  = 4096 // which leave, in turn,
+	leaveForEpochs = 1024
+)
+
+// leaveLocked is how many bytes of the segment a record of that kind must leave behind itself.
+func (j *Journal) leaveLocked(kind Kind) int {
+	if len(j.mu.spares) > 0 || j.mu.reserve.file != nil {
+		return 0
+	}
+	switch kind {
+	case KindEpoch:
+		return 0
+	case KindNoop:
+		return leaveForEpochs
+	}
+	return leaveForNoops
 }
 
 // WaitRoom blocks until an append is worth trying again after ErrBusy. It returns nil, ctx's error, or what Append would

@@ -23,7 +23,7 @@ func (j *Journal) wakePreparer() {
 
 // fitsLocked reports whether an ordinary append of n bytes finds a segment.
 func (j *Journal) fitsLocked(n int64) bool {
-	if !j.mu.reserved && int64(j.mu.limit-j.mu.next) >= n {
+	if !j.mu.reserved && int64(j.mu.limit-j.mu.next) >= n+int64(j.leaveLocked(KindMessages)) {
 		return true
 	}
 	for _, s := range j.mu.spares {

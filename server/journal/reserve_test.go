@@ -25,6 +25,55 @@ func control(j *Journal, size int) error {
 	return <-done
 }
 
+// TestLastBytes: control records never take the last bytes of the reserve, so that no-ops go on, and lives that begin on the full disk, as
+// many as there is room for epochs.
+func TestLastBytes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fs := journaltest.New(nil)
+		j := mustOpen(t, testOptions(fs))
+		synctest.Wait()
+		fs.SetLimit(fs.Used())
+		var err error
+		for n := 4000; n >= 0; { // larger ones first, then what still fits
+			if err = control(j, n); errors.Is(err, ErrBusy) { // another segment is tried for
+				synctest.Wait()
+			} else if err != nil {
+				n -= 8
+			}
+		}
+		if !errors.Is(err, ErrNoSpace) {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		noop := &Append{Control: true, Entries: []Entry{{Kind: KindNoop}}, Done: func(_ *Append, err error) { done <- err }}
+		if err := j.Append(noop); err != nil {
+			t.Fatalf("a no-op: %v", err)
+		}
+		j.Kick()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		for range 10 {
+			if err := j.Close(); err != nil {
+				t.Fatal(err)
+			}
+			j = mustOpen(t, testOptions(fs))
+			synctest.Wait()
+			err := control(j, 8)
+			for ; errors.Is(err, ErrBusy); err = control(j, 8) {
+				synctest.Wait()
+			}
+			if !errors.Is(err, ErrNoSpace) {
+				t.Fatalf("a control record in the next life: %v, want ErrNoSpace", err)
+			}
+		}
+		fs.SetLimit(0)
+		if err := j.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 // TestReserve: on a full disk ordinary appends are refused, control ones go on in the reserve, and in it only; it is told once. When there is space
 // again the reserve is made first, then a segment, and ordinary appends go on by themselves. All of it is there in the next life.
 func TestReserve(t *testing.T) {
