@@ -391,16 +391,20 @@ func (f *full) device(ctx context.Context, row string) error {
 	}
 	segment := strconv.FormatInt(f.size.segment, 10)
 	keep := 8 * f.size.segment
-	// measure returns bytes of the disk, and of the journal's records, for each byte of a body.
-	measure := func(s *server) (disk, records float64, err error) {
-		const written = "jmq_journal_written_bytes_total"
+	// measure returns bytes of the disk but for the zeroes that prepare segments, those zeroes, and bytes of the journal's records,
+	// for each byte of a body.
+	measure := func(s *server) (disk, zeroes, records float64, err error) {
+		const written, filled = "jmq_journal_written_bytes_total", "jmq_journal_filled_bytes_total"
 		recordsBefore, err1 := s.metric(ctx, written)
-		diskBefore, err2 := diskWritten(s.dir)
-		r, err3 := f.bench(ctx, s, "produce", "--time", f.size.device.String(), "--warm-up", "0s")
-		diskAfter, err4 := diskWritten(s.dir)
-		recordsAfter, err5 := s.metric(ctx, written)
+		filledBefore, err2 := s.metric(ctx, filled)
+		diskBefore, err3 := diskWritten(s.dir)
+		r, err4 := f.bench(ctx, s, "produce", "--time", f.size.device.String(), "--warm-up", "0s")
+		diskAfter, err5 := diskWritten(s.dir)
+		filledAfter, err6 := s.metric(ctx, filled)
+		recordsAfter, err7 := s.metric(ctx, written)
 		payload := r.Messages * body
-		return float64(diskAfter-diskBefore) / payload, (recordsAfter - recordsBefore) / payload, errors.Join(err1, err2, err3, err4, err5)
+		zeroes = (filledAfter - filledBefore) / payload
+		return float64(diskAfter-diskBefore)/payload - zeroes, zeroes, (recordsAfter - recordsBefore) / payload, errors.Join(err1, err2, err3, err4, err5, err6, err7)
 	}
 	// So often that what goes between two passes is a segment or two, which are recycled.
 	recycled, err := f.startServer(ctx, "recycled", "--broker.journal.segmentBytesMax", segment, "--broker.retention.bytes", strconv.FormatInt(keep, 10),
@@ -422,19 +426,19 @@ func (f *full) device(ctx context.Context, row string) error {
 		return err
 	}
 	defer fresh.drop()
-	var ofRecycled, ofFresh, ofRecords, zeroes []float64
+	var ofRecycled, ofRecords, ofFresh, zeroes []float64
 	for i := range repeats {
 		f.step(fmt.Sprintf("device bytes on recycled segments: %d of %d", i+1, repeats))
-		r, records, err := measure(recycled)
+		r, _, records, err := measure(recycled)
 		if err != nil {
 			return err
 		}
 		f.step(fmt.Sprintf("device bytes on new segments: %d of %d", i+1, repeats))
-		n, _, err := measure(fresh)
+		n, filled, _, err := measure(fresh)
 		if err != nil {
 			return err
 		}
-		ofRecycled, ofFresh, ofRecords, zeroes = append(ofRecycled, r), append(ofFresh, n), append(ofRecords, records), append(zeroes, n-r)
+		ofRecycled, ofFresh, ofRecords, zeroes = append(ofRecycled, r), append(ofFresh, n), append(ofRecords, records), append(zeroes, filled)
 	}
 	after, err := recycled.metric(ctx, "jmq_journal_recycled_total")
 	if err != nil {
@@ -443,7 +447,7 @@ func (f *full) device(ctx context.Context, row string) error {
 	f.add(newLine(row, "device bytes for each byte of a body, 64x1, recycled segments", "x", ofRecycled).atMost(1.3))
 	f.add(newLine(row, "of that, records of the journal", "x", ofRecords))
 	f.add(newLine(row, "device bytes for each byte of a body, 64x1, new segments", "x", ofFresh))
-	f.add(newLine(row, "of that, zeroes that prepare a new segment", "x", zeroes))
+	f.add(newLine(row, "beside them, zeroes that prepare new segments", "x", zeroes))
 	f.add(newLine(row, "segments recycled meanwhile", "segments", []float64{after - before}))
 	return nil
 }

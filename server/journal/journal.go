@@ -666,6 +666,7 @@ type Metrics struct {
 	Led                              int64 // times that an appending goroutine led
 	Rolls                            int64 // segments begun
 	Prepared, PrepareFailed          int64 // spares made and not made
+	FilledBytes                      int64 // zeroes written into them
 	Busy                             int64 // appends refused with ErrBusy
 	Segments, Spares                 int
 	Recycled                         int64 // segments that became spares

@@ -314,6 +314,9 @@ func (j *Journal) fill(f vfs.File, size int64, urgent bool) error {
 				return err
 			}
 			off += n
+			j.mu.Lock()
+			j.mu.metrics.FilledBytes += n
+			j.mu.Unlock()
 		}
 		select {
 		case <-j.stop:
