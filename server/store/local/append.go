@@ -313,10 +313,7 @@ func (s *Store) afterCommit() {
 	for i, pt := range s.grown {
 		pt.grown = false
 		s.grown[i] = nil
-		if w == nil {
-			continue
-		}
-		if now, err := s.part(pt.id); err == nil && now == pt { // else it was deleted in the same commit
+		if w != nil && !pt.life.gone { // else it was deleted in the same commit
 			(*w)(pt.id, pt.end)
 		}
 	}

@@ -20,6 +20,7 @@ type topicState struct {
 // topicLife is what all states of one incarnation share.
 type topicLife struct {
 	ended bool // guarded by Store.order: the record of its end has its place in the log, nothing of it comes behind
+	gone  bool // guarded by Store.apply, read by the committing goroutine: that record was applied
 }
 
 type part struct {
@@ -102,6 +103,7 @@ func (s *Store) dropTopic(t *store.Topic) {
 	st := list[t.ID]
 	list[t.ID] = nil
 	s.byID.Store(&list)
+	st.life.gone = true
 	for _, p := range st.parts {
 		s.apply.dropped = append(s.apply.dropped, p.key())
 	}
