@@ -244,7 +244,8 @@ func (j *Journal) GiveRoom() (bool, error) {
 	j.mu.Lock()
 	given := j.mu.spares
 	j.mu.spares = nil
-	if len(given) == 0 && j.mu.reserve.file != nil {
+	// Without the reserve the next start needs what is left of the last segment.
+	if len(given) == 0 && j.mu.reserve.file != nil && int64(j.mu.limit-j.mu.next) >= leaveForNoops {
 		given = []spare{j.mu.reserve}
 		j.mu.reserve = spare{}
 	}

@@ -389,7 +389,7 @@ func (j *Journal) startEpoch(e Epoch) error {
 		if !errors.Is(err, ErrBusy) {
 			return err
 		}
-		if err := j.WaitRoom(context.Background()); err != nil {
+		if err := j.WaitRoom(context.Background()); err != nil && !errors.Is(err, ErrNoSpace) { // now the reserve may be used
 			return err
 		}
 	}

@@ -25,6 +25,46 @@ func control(j *Journal, size int) error {
 	return <-done
 }
 
+// TestStartInReserve: a life that begins on a full disk behind a segment that is full to the end goes on in the reserve.
+func TestStartInReserve(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fs := journaltest.New(nil)
+		j := mustOpen(t, testOptions(fs))
+		synctest.Wait()
+		fs.SetLimit(fs.Used())
+		s := sender{j: j}
+		for n := 4000; n >= 0; { // larger ones first, then what still fits
+			if err := s.send(n); errors.Is(err, ErrBusy) {
+				synctest.Wait()
+			} else if err != nil {
+				n -= 8
+			}
+		}
+		disk := fs.Crash(0, nil)
+		if err := j.Close(); err != nil {
+			t.Fatal(err)
+		}
+		full := journaltest.New(disk)
+		full.SetBefore(func(op journaltest.Op) journaltest.Fault {
+			if op.Call == journaltest.Create {
+				return journaltest.Fault{Err: syscall.ENOSPC}
+			}
+			return journaltest.Fault{}
+		})
+		next := mustOpen(t, testOptions(full))
+		if m := next.Metrics(); !m.ReserveInUse {
+			t.Errorf("%+v", m)
+		}
+		if err := control(next, 8); err != nil {
+			t.Error(err)
+		}
+		full.SetBefore(nil)
+		if err := next.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 // TestLastBytes: control records never take the last bytes of the reserve, so that no-ops go on, and lives that begin on the full disk, as
 // many as there is room for epochs.
 func TestLastBytes(t *testing.T) {
