@@ -239,7 +239,8 @@ func (j *Journal) Trim(before Position) error {
 }
 
 // GiveRoom removes the segments that are prepared for later, or when there are none the reserve, for the moment when what certainly
-// frees the disk needs some of it; they are made again when there is room. False: it has nothing to give.
+// frees the disk needs some of it; they are made again when there is room. False: it has nothing to give, or the next start could not do
+// without the reserve.
 func (j *Journal) GiveRoom() (bool, error) {
 	j.mu.Lock()
 	given := j.mu.spares

@@ -160,6 +160,22 @@ func (s *state) given(g GroupID, topic Topic, p uint16, generation uint32) error
 		ErrCorrupt, generation, p, topic, sub.group.name.name, sub.at(p).generation)
 }
 
+// counted returns the partition that a record of a generation changes; nil when it changes nothing, which is counted.
+func (s *state) counted(g GroupID, topic Topic, number uint16, generation uint32, stored int64) *partition {
+	sub := s.find(g, topic)
+	if sub == nil {
+		s.counts.Unknown++
+		return nil
+	}
+	sub.active = max(sub.active, stored)
+	p := sub.grow(number)
+	if generation < p.generation {
+		s.counts.Old++
+		return nil
+	}
+	return p
+}
+
 func (s *state) end(ends []End, stored int64) error {
 	for i := range ends {
 		e := &ends[i]
@@ -169,15 +185,8 @@ func (s *state) end(ends []End, stored int64) error {
 	}
 	for i := range ends {
 		e := &ends[i]
-		sub := s.find(e.Group, e.Topic)
-		if sub == nil {
-			s.counts.Unknown++
-			continue
-		}
-		sub.active = max(sub.active, stored)
-		p := sub.grow(e.Partition)
-		if e.Generation < p.generation {
-			s.counts.Old++
+		p := s.counted(e.Group, e.Topic, e.Partition, e.Generation, stored)
+		if p == nil {
 			continue
 		}
 		n := p.end(e.Range)
@@ -207,15 +216,8 @@ func (s *state) expire(expiries []Expiry, stored int64) error {
 	}
 	for i := range expiries {
 		e := &expiries[i]
-		sub := s.find(e.Group, e.Topic)
-		if sub == nil {
-			s.counts.Unknown++
-			continue
-		}
-		sub.active = max(sub.active, stored)
-		p := sub.grow(e.Partition)
-		if e.Generation < p.generation {
-			s.counts.Old++
+		p := s.counted(e.Group, e.Topic, e.Partition, e.Generation, stored)
+		if p == nil {
 			continue
 		}
 		s.counts.Expired++

@@ -752,16 +752,16 @@ func (v *verdict) keep() string {
 // cyclesEach is how long a campaign of a longer test is: each scan reads everything again.
 const cyclesEach = 50
 
-// TestCampaign runs a campaign for some seconds, or with JMQ_TEST_CYCLES campaigns of so many cycles together, and finds
-// nothing.
+// TestCampaign runs a campaign for some seconds, or longer ones, and finds nothing.
 func TestCampaign(t *testing.T) {
-	o := options{seed: newSeed(), cycles: 30, most: 6 * time.Second}
+	campaigns(t, options{seed: newSeed(), cycles: 30, most: 6 * time.Second})
+}
+
+// campaigns runs a campaign, or with JMQ_TEST_CYCLES several of so many cycles together. Nothing may be found, and every check must
+// have had something to check.
+func campaigns(t *testing.T, o options) {
 	left := o.cycles
-	if s := os.Getenv("JMQ_TEST_CYCLES"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+	if n, asked := cyclesAsked(t); asked {
 		left, o.most = n, 0
 	}
 	for ; left > 0; left, o.seed = left-o.cycles, o.seed+1 {
@@ -777,4 +777,17 @@ func TestCampaign(t *testing.T) {
 			}
 		}
 	}
+}
+
+// cyclesAsked is JMQ_TEST_CYCLES, if it is set.
+func cyclesAsked(t *testing.T) (n int, asked bool) {
+	s := os.Getenv("JMQ_TEST_CYCLES")
+	if s == "" {
+		return 0, false
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		t.Fatalf("JMQ_TEST_CYCLES: %v", err)
+	}
+	return n, true
 }

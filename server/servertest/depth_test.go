@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -452,26 +451,5 @@ func (c *campaign) flip(path string, at int64) error {
 
 // TestCampaignInDepth is TestCampaign with what a store does with years of data, see depth.
 func TestCampaignInDepth(t *testing.T) {
-	o := options{seed: newSeed(), cycles: 30, most: 5 * time.Second, depth: true}
-	left := o.cycles
-	if s := os.Getenv("JMQ_TEST_CYCLES"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		left, o.most = n, 0
-	}
-	for ; left > 0; left, o.seed = left-o.cycles, o.seed+1 {
-		o.cycles = min(left, cyclesEach)
-		v := runCampaign(t, o)
-		if found := v.found(); len(found) > 0 {
-			t.Fatalf("found %v; the history is in %s\n%v", found, v.keep(), v)
-		}
-		t.Logf("\n%v", v)
-		for _, c := range v.report.Checks {
-			if c.Checked == 0 {
-				t.Errorf("%s had nothing to check", c.Name)
-			}
-		}
-	}
+	campaigns(t, options{seed: newSeed(), cycles: 30, most: 5 * time.Second, depth: true})
 }

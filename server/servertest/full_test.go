@@ -42,11 +42,7 @@ func smallDisk(t *testing.T) string {
 // finds the disk full.
 func TestDiskFull(t *testing.T) {
 	cycles := 3
-	if s := os.Getenv("JMQ_TEST_CYCLES"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+	if n, asked := cyclesAsked(t); asked {
 		cycles = n
 	}
 	for _, what := range []string{"journal", "index", "checkpoints"} {
