@@ -668,7 +668,8 @@ func WriteFile(mem vfs.FS, path string, b []byte) {
 	}
 }
 
-// Files returns the bytes of all files in dir and below, by the path from there.
+// Files returns the bytes of all files in dir and below, by the path from there. Of a store that is open, a file that goes or gets another
+// name meanwhile may be left out.
 func Files(fsys vfs.FS, dir string) map[string][]byte {
 	names, err := fsys.List(dir)
 	if err != nil {
@@ -678,6 +679,9 @@ func Files(fsys vfs.FS, dir string) map[string][]byte {
 	for _, name := range names {
 		path := fsys.PathJoin(dir, name)
 		info, err := fsys.Stat(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
 		if err != nil {
 			panic(err)
 		}
@@ -688,6 +692,9 @@ func Files(fsys vfs.FS, dir string) map[string][]byte {
 			continue
 		}
 		b, err := ReadFile(fsys, path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
 		if err != nil {
 			panic(err)
 		}
