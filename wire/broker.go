@@ -1,6 +1,9 @@
 package wire
 
-import "context"
+import (
+	"context"
+	"strconv"
+)
 
 // Broker is what a client may ask of a broker. server/broker implements it in process, client.Cluster over the network;
 // gateways stand on it.
@@ -49,13 +52,66 @@ type Admin interface {
 	StoreUsage(ctx context.Context, r *StoreUsageRequest) (*StoreUsageResponse, error)
 }
 
+// Registry is what a node that holds metadata may be asked. Those of the registry role answer all of it; brokers and proxies,
+// which hold a copy, answer WatchRoutes, WatchObjects and WhoAmI, and the rest with CodeRoleElsewhere.
+type Registry interface {
+	// WatchRoutes and WatchObjects answer by calling done exactly once, as Broker's Fetch does: at once, or when something
+	// changed, or when the wait ends. They take no goroutine while they wait.
+	WatchRoutes(ctx context.Context, r *WatchRoutesRequest, done func(*WatchRoutesResponse, error))
+	WatchObjects(ctx context.Context, r *WatchObjectsRequest, done func(*WatchObjectsResponse, error))
+	Heartbeat(ctx context.Context, r *HeartbeatRequest) (*HeartbeatResponse, error)
+	ListNodes(ctx context.Context, r *ListNodesRequest) (*ListNodesResponse, error)
+	ListObjects(ctx context.Context, r *ListObjectsRequest) (*ListObjectsResponse, error)
+	// ApplyObjects is answered when the change is committed in the database. CodeConflict: an object has another revision
+	// than expected, and nothing was changed.
+	ApplyObjects(ctx context.Context, r *ApplyObjectsRequest) (*ApplyObjectsResponse, error)
+	CreateCredential(ctx context.Context, r *CreateCredentialRequest) (*CreateCredentialResponse, error)
+	ListAudit(ctx context.Context, r *ListAuditRequest) (*ListAuditResponse, error)
+	NewGeneration(ctx context.Context, r *NewGenerationRequest) (*NewGenerationResponse, error)
+}
+
+// PrincipalKind says what an identity is.
+type PrincipalKind uint8
+
+const (
+	// PrincipalLocal is a peer on loopback at a node that asks for no authentication: it may do everything.
+	PrincipalLocal PrincipalKind = 0
+	PrincipalApp   PrincipalKind = 1
+	PrincipalUser  PrincipalKind = 2
+	PrincipalNode  PrincipalKind = 3 // another role of the cluster
+)
+
+func (k PrincipalKind) String() string {
+	switch k {
+	case PrincipalLocal:
+		return "local"
+	case PrincipalApp:
+		return "app"
+	case PrincipalUser:
+		return "user"
+	case PrincipalNode:
+		return "node"
+	}
+	return "principal-" + strconv.Itoa(int(k))
+}
+
+// Principal is whom a session was authenticated as. Only an authenticator makes one that is not local.
+type Principal struct {
+	Kind       PrincipalKind
+	Name       string
+	Namespace  string // its name; Peer.Namespace is its number
+	Credential string // id; empty: it showed a certificate
+	ExpiresNs  int64  // unix time at which it ends; 0: never
+}
+
 // Peer is who is at the other end of a session.
 type Peer struct {
 	ClientID  string // from the hello; leases are held by (ClientID, member)
-	App       string
+	App       string // of an authenticated app its name, whatever the hello said
 	SDK       string
 	Addr      string
 	Namespace uint32
+	Principal Principal
 	// Batched says that the session hands over several requests at a time, and calls Committer.Commit after the last one:
 	// what they store goes into one commit. Without it each Produce starts a commit if none is running.
 	Batched bool

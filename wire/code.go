@@ -47,6 +47,19 @@ const (
 	CodeClosed       Code = 59 // client side only: the client was closed
 	CodePaused       Code = 60 // an operator paused the topic
 	CodeMembers      Code = 61 // the group has members
+
+	// Who asks, and whom.
+	CodeUnauthenticated Code = 70 // no identity, or one that is not good any more
+	CodeForbidden       Code = 71 // known, but may not
+	CodeLimited         Code = 72 // above a limit; RetryAfter says when it is worth trying again
+	CodeRoleElsewhere   Code = 73 // this node does not run the role: Nodes do
+
+	// Metadata.
+	CodeConflict     Code = 80 // it was changed meanwhile: read it again
+	CodeNotFound     Code = 81 // no such object
+	CodeExists       Code = 82
+	CodeMetadataAway Code = 83 // the database cannot be reached, or may not be trusted: nothing was changed; messages go on
+	CodeInUse        Code = 84 // other objects name it
 )
 
 // Retry says what a client does with a code.
@@ -97,6 +110,15 @@ var Traits = map[Code]Trait{
 	CodeClosed:             {"closed", RetryNever, false, "dial again"},
 	CodePaused:             {"paused", RetryHere, true, "wait, or end the pause: jmq topic resume NAME"},
 	CodeMembers:            {"group-has-members", RetryNever, true, "stop its consumers first, or force it"},
+	CodeUnauthenticated:    {"unauthenticated", RetryNever, false, "see the credential: its id, its secret, whether it expired or was revoked"},
+	CodeForbidden:          {"forbidden", RetryNever, true, "ask an owner for the right: jmq topic grant, jmq group, jmq user"},
+	CodeLimited:            {"limited", RetryHere, true, "wait as long as the answer says, send less, or have the limit raised"},
+	CodeRoleElsewhere:      {"role-elsewhere", RetryNever, true, "ask one of the nodes that the message names"},
+	CodeConflict:           {"conflict", RetryNever, true, "read it again, and repeat the change on what it is now"},
+	CodeNotFound:           {"not-found", RetryNever, true, "see the list for its name"},
+	CodeExists:             {"exists", RetryNever, true, "choose another name, or change what is there"},
+	CodeMetadataAway:       {"metadata-away", RetryHere, true, "see the registry's log and its database; messages go on meanwhile"},
+	CodeInUse:              {"in-use", RetryNever, true, "remove what the message names first"},
 }
 
 func (c Code) String() string {
@@ -111,6 +133,7 @@ type CodeError struct {
 	Code       Code
 	Message    string
 	RetryAfter time.Duration // 0: the client's own back-off
+	Nodes      []string      // with CodeRoleElsewhere: addresses of those who run the role
 }
 
 func (e *CodeError) Error() string {

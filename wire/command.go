@@ -26,6 +26,18 @@ const (
 	CommandRemoveGroup   Command = 39 // RemoveGroupRequest -> RemoveGroupResponse
 	CommandPeek          Command = 40 // PeekRequest -> PeekResponse
 	CommandStoreUsage    Command = 41 // StoreUsageRequest -> StoreUsageResponse
+
+	CommandAuthenticate     Command = 3  // AuthenticateRequest -> AuthenticateResponse, until done
+	CommandWhoAmI           Command = 4  // WhoAmIRequest -> WhoAmIResponse
+	CommandWatchRoutes      Command = 16 // WatchRoutesRequest -> WatchRoutesResponse
+	CommandWatchObjects     Command = 50 // WatchObjectsRequest -> WatchObjectsResponse
+	CommandHeartbeat        Command = 51 // HeartbeatRequest -> HeartbeatResponse
+	CommandListNodes        Command = 52 // ListNodesRequest -> ListNodesResponse
+	CommandListObjects      Command = 53 // ListObjectsRequest -> ListObjectsResponse
+	CommandApplyObjects     Command = 54 // ApplyObjectsRequest -> ApplyObjectsResponse
+	CommandCreateCredential Command = 55 // CreateCredentialRequest -> CreateCredentialResponse
+	CommandListAudit        Command = 56 // ListAuditRequest -> ListAuditResponse
+	CommandNewGeneration    Command = 57 // NewGenerationRequest -> NewGenerationResponse
 )
 
 var commandNames = map[Command]string{
@@ -34,6 +46,17 @@ var commandNames = map[Command]string{
 	CommandGroupLag: "group-lag", CommandExtend: "extend", CommandAlterTopic: "alter-topic", CommandDeleteTopic: "delete-topic",
 	CommandDescribeTopic: "describe-topic", CommandListGroups: "list-groups", CommandSeekGroup: "seek-group",
 	CommandAlterGroup: "alter-group", CommandRemoveGroup: "remove-group", CommandPeek: "peek", CommandStoreUsage: "store-usage",
+	CommandAuthenticate:     "authenticate",
+	CommandWhoAmI:           "whoami",
+	CommandWatchRoutes:      "watch-routes",
+	CommandWatchObjects:     "watch-objects",
+	CommandHeartbeat:        "heartbeat",
+	CommandListNodes:        "list-nodes",
+	CommandListObjects:      "list-objects",
+	CommandApplyObjects:     "apply-objects",
+	CommandCreateCredential: "create-credential",
+	CommandListAudit:        "list-audit",
+	CommandNewGeneration:    "new-generation",
 }
 
 func (c Command) String() string {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"reflect"
 	"runtime"
 	"strings"
 	"sync"
@@ -127,7 +128,7 @@ func TestConnErrors(t *testing.T) {
 		}}))
 		_, err := client.Call(context.Background(), CommandProduce, nil, nil)
 		want := &CodeError{Code: CodeBusy, Message: "for a moment", RetryAfter: 40 * time.Millisecond}
-		if e, ok := errors.AsType[*CodeError](err); !ok || *e != *want {
+		if e, ok := errors.AsType[*CodeError](err); !ok || !reflect.DeepEqual(e, want) {
 			t.Fatalf("got %#v, want %#v", err, want)
 		}
 	})

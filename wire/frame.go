@@ -17,6 +17,7 @@ const (
 	// one that a jmq client writes.
 	frameSkipMax  = 64 << 20
 	errorBytesMax = 1 << 10 // of an error's message
+	errorNodesMax = 16
 )
 
 // FrameKind says who speaks. Numbers are never used again.
@@ -117,8 +118,9 @@ func ParseFrame(b []byte, bytesMax int) (f Frame, size int, err *CodeError) {
 func AppendError(b []byte, err error) []byte {
 	var message string
 	var after time.Duration
+	var nodes []string
 	if e, ok := asCodeError(err); ok {
-		message, after = e.Message, e.RetryAfter
+		message, after, nodes = e.Message, e.RetryAfter, e.Nodes[:min(len(e.Nodes), errorNodesMax)]
 	} else if err != nil {
 		message = err.Error()
 	}
@@ -129,6 +131,9 @@ func AppendError(b []byte, err error) []byte {
 	b = appendText(b, 2, strings.ToValidUTF8(message, "?"))
 	if after > 0 {
 		b = appendUint(b, 3, uint64(max(1, after.Milliseconds())))
+	}
+	for _, n := range nodes {
+		b = appendText(b, 4, n)
 	}
 	return b
 }
@@ -149,6 +154,10 @@ func ParseError(b []byte) *CodeError {
 			e.Message = string(s)
 		case 3<<3 | varField:
 			e.RetryAfter = time.Duration(uint32(v)) * time.Millisecond
+		case 4<<3 | lenField:
+			if len(e.Nodes) < errorNodesMax {
+				e.Nodes = append(e.Nodes, string(s))
+			}
 		}
 	}
 	if e.Code == CodeOK {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -65,15 +66,15 @@ func TestErrorHeader(t *testing.T) {
 		in   error
 		want CodeError
 	}{
-		{&CodeError{CodeBusy, "m", 3 * time.Second}, CodeError{CodeBusy, "m", 3 * time.Second}},
-		{&CodeError{CodeBusy, "m", time.Microsecond}, CodeError{CodeBusy, "m", time.Millisecond}},
-		{fmt.Errorf("wrapped: %w", Errorf(CodeNoSpace, "full")), CodeError{CodeNoSpace, "full", 0}},
-		{errors.New("plain"), CodeError{CodeInternal, "plain", 0}},
-		{Errorf(CodeInvalid, "bytes \xff"), CodeError{CodeInvalid, "bytes ?", 0}},
-		{Errorf(CodeInvalid, "%s", strings.Repeat("订", 2000)), CodeError{CodeInvalid, strings.Repeat("订", 341) + "?", 0}},
-		{&CodeError{Code: 60_000}, CodeError{60_000, "", 0}},
+		{&CodeError{Code: CodeBusy, Message: "m", RetryAfter: 3 * time.Second}, CodeError{Code: CodeBusy, Message: "m", RetryAfter: 3 * time.Second}},
+		{&CodeError{Code: CodeBusy, Message: "m", RetryAfter: time.Microsecond}, CodeError{Code: CodeBusy, Message: "m", RetryAfter: time.Millisecond}},
+		{fmt.Errorf("wrapped: %w", Errorf(CodeNoSpace, "full")), CodeError{Code: CodeNoSpace, Message: "full", RetryAfter: 0}},
+		{errors.New("plain"), CodeError{Code: CodeInternal, Message: "plain", RetryAfter: 0}},
+		{Errorf(CodeInvalid, "bytes \xff"), CodeError{Code: CodeInvalid, Message: "bytes ?", RetryAfter: 0}},
+		{Errorf(CodeInvalid, "%s", strings.Repeat("订", 2000)), CodeError{Code: CodeInvalid, Message: strings.Repeat("订", 341) + "?", RetryAfter: 0}},
+		{&CodeError{Code: 60_000}, CodeError{Code: 60_000}},
 	} {
-		if got := ParseError(AppendError(nil, c.in)); *got != c.want {
+		if got := ParseError(AppendError(nil, c.in)); !reflect.DeepEqual(*got, c.want) {
 			t.Errorf("%v: got %#v, want %#v", c.in, *got, c.want)
 		}
 	}

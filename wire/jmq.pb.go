@@ -36,7 +36,8 @@ type HelloRequest struct {
 	Features      uint64                 `protobuf:"varint,3,opt,name=features,proto3" json:"features,omitempty"`                       // bits that the client understands
 	ClientId      string                 `protobuf:"bytes,4,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`        // one per process and Dial; leases outlive a connection by it
 	App           string                 `protobuf:"bytes,5,opt,name=app,proto3" json:"app,omitempty"`
-	Sdk           string                 `protobuf:"bytes,6,opt,name=sdk,proto3" json:"sdk,omitempty"` // e.g. "jmq-go/0.1"
+	Sdk           string                 `protobuf:"bytes,6,opt,name=sdk,proto3" json:"sdk,omitempty"`               // e.g. "jmq-go/0.1"
+	Credential    string                 `protobuf:"bytes,7,opt,name=credential,proto3" json:"credential,omitempty"` // id of the credential with which the client will authenticate; empty: none, or its certificate says it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -113,6 +114,13 @@ func (x *HelloRequest) GetSdk() string {
 	return ""
 }
 
+func (x *HelloRequest) GetCredential() string {
+	if x != nil {
+		return x.Credential
+	}
+	return ""
+}
+
 type HelloResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Version       uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`   // the version that both speak from now on
@@ -122,6 +130,10 @@ type HelloResponse struct {
 	Epoch         uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	FrameBytesMax uint32                 `protobuf:"varint,6,opt,name=frame_bytes_max,json=frameBytesMax,proto3" json:"frame_bytes_max,omitempty"`
 	KeepaliveMs   uint32                 `protobuf:"varint,7,opt,name=keepalive_ms,json=keepaliveMs,proto3" json:"keepalive_ms,omitempty"` // a connection silent for three times as long is dropped
+	// true: nothing but Authenticate is answered until the client is authenticated, and frames stay at 4 KiB until then.
+	Authenticate  bool     `protobuf:"varint,8,opt,name=authenticate,proto3" json:"authenticate,omitempty"`
+	Roles         []string `protobuf:"bytes,9,rep,name=roles,proto3" json:"roles,omitempty"`        // that this node runs: registry, broker, ...
+	Registry      []string `protobuf:"bytes,10,rep,name=registry,proto3" json:"registry,omitempty"` // addresses of registry nodes that it knows
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -205,19 +217,344 @@ func (x *HelloResponse) GetKeepaliveMs() uint32 {
 	return 0
 }
 
+func (x *HelloResponse) GetAuthenticate() bool {
+	if x != nil {
+		return x.Authenticate
+	}
+	return false
+}
+
+func (x *HelloResponse) GetRoles() []string {
+	if x != nil {
+		return x.Roles
+	}
+	return nil
+}
+
+func (x *HelloResponse) GetRegistry() []string {
+	if x != nil {
+		return x.Registry
+	}
+	return nil
+}
+
+// Authenticate carries the messages of a SASL mechanism (RFC 5802: SCRAM-SHA-256), one a request, until the answer says
+// done. A wrong name, secret, expired or revoked credential are one answer: unauthenticated.
+type AuthenticateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Mechanism     string                 `protobuf:"bytes,1,opt,name=mechanism,proto3" json:"mechanism,omitempty"` // SCRAM-SHA-256
+	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`           // the client's next message
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuthenticateRequest) Reset() {
+	*x = AuthenticateRequest{}
+	mi := &file_jmq_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuthenticateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuthenticateRequest) ProtoMessage() {}
+
+func (x *AuthenticateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuthenticateRequest.ProtoReflect.Descriptor instead.
+func (*AuthenticateRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *AuthenticateRequest) GetMechanism() string {
+	if x != nil {
+		return x.Mechanism
+	}
+	return ""
+}
+
+func (x *AuthenticateRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type AuthenticateResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"` // the server's next message
+	Done          bool                   `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`
+	Identity      *Identity              `protobuf:"bytes,3,opt,name=identity,proto3" json:"identity,omitempty"` // when done
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuthenticateResponse) Reset() {
+	*x = AuthenticateResponse{}
+	mi := &file_jmq_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuthenticateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuthenticateResponse) ProtoMessage() {}
+
+func (x *AuthenticateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuthenticateResponse.ProtoReflect.Descriptor instead.
+func (*AuthenticateResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *AuthenticateResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *AuthenticateResponse) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
+func (x *AuthenticateResponse) GetIdentity() *Identity {
+	if x != nil {
+		return x.Identity
+	}
+	return nil
+}
+
+// Who a connection belongs to.
+type Identity struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // app, user, node; local: not authenticated, on loopback
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Namespace     string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Credential    string                 `protobuf:"bytes,4,opt,name=credential,proto3" json:"credential,omitempty"`                 // its id
+	ExpiresNs     int64                  `protobuf:"varint,5,opt,name=expires_ns,json=expiresNs,proto3" json:"expires_ns,omitempty"` // 0: never
+	Role          string                 `protobuf:"bytes,6,opt,name=role,proto3" json:"role,omitempty"`                             // of a user
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Identity) Reset() {
+	*x = Identity{}
+	mi := &file_jmq_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Identity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Identity) ProtoMessage() {}
+
+func (x *Identity) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Identity.ProtoReflect.Descriptor instead.
+func (*Identity) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Identity) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Identity) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Identity) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Identity) GetCredential() string {
+	if x != nil {
+		return x.Credential
+	}
+	return ""
+}
+
+func (x *Identity) GetExpiresNs() int64 {
+	if x != nil {
+		return x.ExpiresNs
+	}
+	return 0
+}
+
+func (x *Identity) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+type WhoAmIRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhoAmIRequest) Reset() {
+	*x = WhoAmIRequest{}
+	mi := &file_jmq_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhoAmIRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhoAmIRequest) ProtoMessage() {}
+
+func (x *WhoAmIRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhoAmIRequest.ProtoReflect.Descriptor instead.
+func (*WhoAmIRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{5}
+}
+
+type WhoAmIResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Identity      *Identity              `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
+	Addr          string                 `protobuf:"bytes,2,opt,name=addr,proto3" json:"addr,omitempty"` // as the node sees it
+	Node          string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"` // who answers
+	Roles         []string               `protobuf:"bytes,4,rep,name=roles,proto3" json:"roles,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhoAmIResponse) Reset() {
+	*x = WhoAmIResponse{}
+	mi := &file_jmq_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhoAmIResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhoAmIResponse) ProtoMessage() {}
+
+func (x *WhoAmIResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhoAmIResponse.ProtoReflect.Descriptor instead.
+func (*WhoAmIResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *WhoAmIResponse) GetIdentity() *Identity {
+	if x != nil {
+		return x.Identity
+	}
+	return nil
+}
+
+func (x *WhoAmIResponse) GetAddr() string {
+	if x != nil {
+		return x.Addr
+	}
+	return ""
+}
+
+func (x *WhoAmIResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *WhoAmIResponse) GetRoles() []string {
+	if x != nil {
+		return x.Roles
+	}
+	return nil
+}
+
 // Error is the header of an error frame, the answer to a request that was not carried out as asked.
 type Error struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Code          uint32                 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"` // wire.Code
 	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	RetryAfterMs  uint32                 `protobuf:"varint,3,opt,name=retry_after_ms,json=retryAfterMs,proto3" json:"retry_after_ms,omitempty"`
+	Nodes         []string               `protobuf:"bytes,4,rep,name=nodes,proto3" json:"nodes,omitempty"` // with role-elsewhere: addresses of nodes that run the role
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Error) Reset() {
 	*x = Error{}
-	mi := &file_jmq_proto_msgTypes[2]
+	mi := &file_jmq_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -229,7 +566,7 @@ func (x *Error) String() string {
 func (*Error) ProtoMessage() {}
 
 func (x *Error) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[2]
+	mi := &file_jmq_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -242,7 +579,7 @@ func (x *Error) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Error.ProtoReflect.Descriptor instead.
 func (*Error) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{2}
+	return file_jmq_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Error) GetCode() uint32 {
@@ -266,6 +603,13 @@ func (x *Error) GetRetryAfterMs() uint32 {
 	return 0
 }
 
+func (x *Error) GetNodes() []string {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
 type PingRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -274,7 +618,7 @@ type PingRequest struct {
 
 func (x *PingRequest) Reset() {
 	*x = PingRequest{}
-	mi := &file_jmq_proto_msgTypes[3]
+	mi := &file_jmq_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -286,7 +630,7 @@ func (x *PingRequest) String() string {
 func (*PingRequest) ProtoMessage() {}
 
 func (x *PingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[3]
+	mi := &file_jmq_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -299,7 +643,7 @@ func (x *PingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingRequest.ProtoReflect.Descriptor instead.
 func (*PingRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{3}
+	return file_jmq_proto_rawDescGZIP(), []int{8}
 }
 
 type PingResponse struct {
@@ -311,7 +655,7 @@ type PingResponse struct {
 
 func (x *PingResponse) Reset() {
 	*x = PingResponse{}
-	mi := &file_jmq_proto_msgTypes[4]
+	mi := &file_jmq_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -323,7 +667,7 @@ func (x *PingResponse) String() string {
 func (*PingResponse) ProtoMessage() {}
 
 func (x *PingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[4]
+	mi := &file_jmq_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -336,7 +680,7 @@ func (x *PingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingResponse.ProtoReflect.Descriptor instead.
 func (*PingResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{4}
+	return file_jmq_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PingResponse) GetTimeMs() int64 {
@@ -358,7 +702,7 @@ type ProduceRequestHeader struct {
 
 func (x *ProduceRequestHeader) Reset() {
 	*x = ProduceRequestHeader{}
-	mi := &file_jmq_proto_msgTypes[5]
+	mi := &file_jmq_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -370,7 +714,7 @@ func (x *ProduceRequestHeader) String() string {
 func (*ProduceRequestHeader) ProtoMessage() {}
 
 func (x *ProduceRequestHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[5]
+	mi := &file_jmq_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -383,7 +727,7 @@ func (x *ProduceRequestHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProduceRequestHeader.ProtoReflect.Descriptor instead.
 func (*ProduceRequestHeader) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{5}
+	return file_jmq_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ProduceRequestHeader) GetTopic() string {
@@ -424,7 +768,7 @@ type ProduceResponseHeader struct {
 
 func (x *ProduceResponseHeader) Reset() {
 	*x = ProduceResponseHeader{}
-	mi := &file_jmq_proto_msgTypes[6]
+	mi := &file_jmq_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -436,7 +780,7 @@ func (x *ProduceResponseHeader) String() string {
 func (*ProduceResponseHeader) ProtoMessage() {}
 
 func (x *ProduceResponseHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[6]
+	mi := &file_jmq_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -449,7 +793,7 @@ func (x *ProduceResponseHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProduceResponseHeader.ProtoReflect.Descriptor instead.
 func (*ProduceResponseHeader) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{6}
+	return file_jmq_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ProduceResponseHeader) GetFirstIndex() uint64 {
@@ -486,7 +830,7 @@ type FetchRequestHeader struct {
 
 func (x *FetchRequestHeader) Reset() {
 	*x = FetchRequestHeader{}
-	mi := &file_jmq_proto_msgTypes[7]
+	mi := &file_jmq_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -498,7 +842,7 @@ func (x *FetchRequestHeader) String() string {
 func (*FetchRequestHeader) ProtoMessage() {}
 
 func (x *FetchRequestHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[7]
+	mi := &file_jmq_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -511,7 +855,7 @@ func (x *FetchRequestHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRequestHeader.ProtoReflect.Descriptor instead.
 func (*FetchRequestHeader) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{7}
+	return file_jmq_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *FetchRequestHeader) GetTopic() string {
@@ -617,7 +961,7 @@ type FetchResponseHeader struct {
 
 func (x *FetchResponseHeader) Reset() {
 	*x = FetchResponseHeader{}
-	mi := &file_jmq_proto_msgTypes[8]
+	mi := &file_jmq_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -629,7 +973,7 @@ func (x *FetchResponseHeader) String() string {
 func (*FetchResponseHeader) ProtoMessage() {}
 
 func (x *FetchResponseHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[8]
+	mi := &file_jmq_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -642,7 +986,7 @@ func (x *FetchResponseHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchResponseHeader.ProtoReflect.Descriptor instead.
 func (*FetchResponseHeader) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{8}
+	return file_jmq_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *FetchResponseHeader) GetLease() uint64 {
@@ -714,7 +1058,7 @@ type AckItem struct {
 
 func (x *AckItem) Reset() {
 	*x = AckItem{}
-	mi := &file_jmq_proto_msgTypes[9]
+	mi := &file_jmq_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -726,7 +1070,7 @@ func (x *AckItem) String() string {
 func (*AckItem) ProtoMessage() {}
 
 func (x *AckItem) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[9]
+	mi := &file_jmq_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -739,7 +1083,7 @@ func (x *AckItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckItem.ProtoReflect.Descriptor instead.
 func (*AckItem) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{9}
+	return file_jmq_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *AckItem) GetPartition() uint32 {
@@ -789,7 +1133,7 @@ type AckRequestHeader struct {
 
 func (x *AckRequestHeader) Reset() {
 	*x = AckRequestHeader{}
-	mi := &file_jmq_proto_msgTypes[10]
+	mi := &file_jmq_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -801,7 +1145,7 @@ func (x *AckRequestHeader) String() string {
 func (*AckRequestHeader) ProtoMessage() {}
 
 func (x *AckRequestHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[10]
+	mi := &file_jmq_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -814,7 +1158,7 @@ func (x *AckRequestHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckRequestHeader.ProtoReflect.Descriptor instead.
 func (*AckRequestHeader) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{10}
+	return file_jmq_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *AckRequestHeader) GetTopic() string {
@@ -855,7 +1199,7 @@ type AckResponseHeader struct {
 
 func (x *AckResponseHeader) Reset() {
 	*x = AckResponseHeader{}
-	mi := &file_jmq_proto_msgTypes[11]
+	mi := &file_jmq_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -867,7 +1211,7 @@ func (x *AckResponseHeader) String() string {
 func (*AckResponseHeader) ProtoMessage() {}
 
 func (x *AckResponseHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[11]
+	mi := &file_jmq_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -880,7 +1224,7 @@ func (x *AckResponseHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckResponseHeader.ProtoReflect.Descriptor instead.
 func (*AckResponseHeader) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{11}
+	return file_jmq_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AckResponseHeader) GetCodes() []uint32 {
@@ -903,7 +1247,7 @@ type SubscribeRequest struct {
 
 func (x *SubscribeRequest) Reset() {
 	*x = SubscribeRequest{}
-	mi := &file_jmq_proto_msgTypes[12]
+	mi := &file_jmq_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -915,7 +1259,7 @@ func (x *SubscribeRequest) String() string {
 func (*SubscribeRequest) ProtoMessage() {}
 
 func (x *SubscribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[12]
+	mi := &file_jmq_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -928,7 +1272,7 @@ func (x *SubscribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscribeRequest.ProtoReflect.Descriptor instead.
 func (*SubscribeRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{12}
+	return file_jmq_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SubscribeRequest) GetTopic() string {
@@ -978,7 +1322,7 @@ type SubscribeResponse struct {
 
 func (x *SubscribeResponse) Reset() {
 	*x = SubscribeResponse{}
-	mi := &file_jmq_proto_msgTypes[13]
+	mi := &file_jmq_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -990,7 +1334,7 @@ func (x *SubscribeResponse) String() string {
 func (*SubscribeResponse) ProtoMessage() {}
 
 func (x *SubscribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[13]
+	mi := &file_jmq_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1003,7 +1347,7 @@ func (x *SubscribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscribeResponse.ProtoReflect.Descriptor instead.
 func (*SubscribeResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{13}
+	return file_jmq_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SubscribeResponse) GetPartitions() uint32 {
@@ -1047,7 +1391,7 @@ type GroupPolicy struct {
 
 func (x *GroupPolicy) Reset() {
 	*x = GroupPolicy{}
-	mi := &file_jmq_proto_msgTypes[14]
+	mi := &file_jmq_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1059,7 +1403,7 @@ func (x *GroupPolicy) String() string {
 func (*GroupPolicy) ProtoMessage() {}
 
 func (x *GroupPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[14]
+	mi := &file_jmq_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1072,7 +1416,7 @@ func (x *GroupPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupPolicy.ProtoReflect.Descriptor instead.
 func (*GroupPolicy) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{14}
+	return file_jmq_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GroupPolicy) GetParallel() bool {
@@ -1103,7 +1447,7 @@ type ExtendRequest struct {
 
 func (x *ExtendRequest) Reset() {
 	*x = ExtendRequest{}
-	mi := &file_jmq_proto_msgTypes[15]
+	mi := &file_jmq_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1115,7 +1459,7 @@ func (x *ExtendRequest) String() string {
 func (*ExtendRequest) ProtoMessage() {}
 
 func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[15]
+	mi := &file_jmq_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1128,7 +1472,7 @@ func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendRequest.ProtoReflect.Descriptor instead.
 func (*ExtendRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{15}
+	return file_jmq_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExtendRequest) GetTopic() string {
@@ -1176,7 +1520,7 @@ type LeaseName struct {
 
 func (x *LeaseName) Reset() {
 	*x = LeaseName{}
-	mi := &file_jmq_proto_msgTypes[16]
+	mi := &file_jmq_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1188,7 +1532,7 @@ func (x *LeaseName) String() string {
 func (*LeaseName) ProtoMessage() {}
 
 func (x *LeaseName) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[16]
+	mi := &file_jmq_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1201,7 +1545,7 @@ func (x *LeaseName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseName.ProtoReflect.Descriptor instead.
 func (*LeaseName) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{16}
+	return file_jmq_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LeaseName) GetPartition() uint32 {
@@ -1229,7 +1573,7 @@ type ExtendResponse struct {
 
 func (x *ExtendResponse) Reset() {
 	*x = ExtendResponse{}
-	mi := &file_jmq_proto_msgTypes[17]
+	mi := &file_jmq_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1241,7 +1585,7 @@ func (x *ExtendResponse) String() string {
 func (*ExtendResponse) ProtoMessage() {}
 
 func (x *ExtendResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[17]
+	mi := &file_jmq_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1254,7 +1598,7 @@ func (x *ExtendResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendResponse.ProtoReflect.Descriptor instead.
 func (*ExtendResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{17}
+	return file_jmq_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExtendResponse) GetCodes() []uint32 {
@@ -1280,7 +1624,7 @@ type RouteRequest struct {
 
 func (x *RouteRequest) Reset() {
 	*x = RouteRequest{}
-	mi := &file_jmq_proto_msgTypes[18]
+	mi := &file_jmq_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1292,7 +1636,7 @@ func (x *RouteRequest) String() string {
 func (*RouteRequest) ProtoMessage() {}
 
 func (x *RouteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[18]
+	mi := &file_jmq_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1305,7 +1649,7 @@ func (x *RouteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteRequest.ProtoReflect.Descriptor instead.
 func (*RouteRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{18}
+	return file_jmq_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RouteRequest) GetTopic() string {
@@ -1320,14 +1664,15 @@ type RouteResponse struct {
 	Version       uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	TopicId       uint64                 `protobuf:"varint,2,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
 	Incarnation   uint32                 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	Partitions    []*PartitionRoute      `protobuf:"bytes,4,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	Partitions    []*PartitionRoute      `protobuf:"bytes,4,rep,name=partitions,proto3" json:"partitions,omitempty"` // of all broker groups of the topic, ordered by broker group and partition
+	BrokerGroups  []*BrokerGroupRoute    `protobuf:"bytes,5,rep,name=broker_groups,json=brokerGroups,proto3" json:"broker_groups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RouteResponse) Reset() {
 	*x = RouteResponse{}
-	mi := &file_jmq_proto_msgTypes[19]
+	mi := &file_jmq_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1339,7 +1684,7 @@ func (x *RouteResponse) String() string {
 func (*RouteResponse) ProtoMessage() {}
 
 func (x *RouteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[19]
+	mi := &file_jmq_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1352,7 +1697,7 @@ func (x *RouteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteResponse.ProtoReflect.Descriptor instead.
 func (*RouteResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{19}
+	return file_jmq_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RouteResponse) GetVersion() uint64 {
@@ -1383,6 +1728,2110 @@ func (x *RouteResponse) GetPartitions() []*PartitionRoute {
 	return nil
 }
 
+func (x *RouteResponse) GetBrokerGroups() []*BrokerGroupRoute {
+	if x != nil {
+		return x.BrokerGroups
+	}
+	return nil
+}
+
+// BrokerGroupRoute says where a broker group is.
+type BrokerGroupRoute struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BrokerGroup   string                 `protobuf:"bytes,1,opt,name=broker_group,json=brokerGroup,proto3" json:"broker_group,omitempty"`
+	DataCenter    string                 `protobuf:"bytes,2,opt,name=data_center,json=dataCenter,proto3" json:"data_center,omitempty"`
+	Brokers       []*BrokerRoute         `protobuf:"bytes,3,rep,name=brokers,proto3" json:"brokers,omitempty"` // the master first
+	Weight        uint32                 `protobuf:"varint,4,opt,name=weight,proto3" json:"weight,omitempty"`  // of the producer's settings; 0: none was given
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BrokerGroupRoute) Reset() {
+	*x = BrokerGroupRoute{}
+	mi := &file_jmq_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BrokerGroupRoute) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BrokerGroupRoute) ProtoMessage() {}
+
+func (x *BrokerGroupRoute) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BrokerGroupRoute.ProtoReflect.Descriptor instead.
+func (*BrokerGroupRoute) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *BrokerGroupRoute) GetBrokerGroup() string {
+	if x != nil {
+		return x.BrokerGroup
+	}
+	return ""
+}
+
+func (x *BrokerGroupRoute) GetDataCenter() string {
+	if x != nil {
+		return x.DataCenter
+	}
+	return ""
+}
+
+func (x *BrokerGroupRoute) GetBrokers() []*BrokerRoute {
+	if x != nil {
+		return x.Brokers
+	}
+	return nil
+}
+
+func (x *BrokerGroupRoute) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+type BrokerRoute struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Broker        string                 `protobuf:"bytes,1,opt,name=broker,proto3" json:"broker,omitempty"`
+	Addresses     []string               `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"` // where it listens; empty: where this was asked
+	Slave         bool                   `protobuf:"varint,3,opt,name=slave,proto3" json:"slave,omitempty"`
+	Away          bool                   `protobuf:"varint,4,opt,name=away,proto3" json:"away,omitempty"` // the registry does not hear it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BrokerRoute) Reset() {
+	*x = BrokerRoute{}
+	mi := &file_jmq_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BrokerRoute) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BrokerRoute) ProtoMessage() {}
+
+func (x *BrokerRoute) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BrokerRoute.ProtoReflect.Descriptor instead.
+func (*BrokerRoute) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *BrokerRoute) GetBroker() string {
+	if x != nil {
+		return x.Broker
+	}
+	return ""
+}
+
+func (x *BrokerRoute) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *BrokerRoute) GetSlave() bool {
+	if x != nil {
+		return x.Slave
+	}
+	return false
+}
+
+func (x *BrokerRoute) GetAway() bool {
+	if x != nil {
+		return x.Away
+	}
+	return false
+}
+
+// WatchRoutes is how a client learns of routes and settings: it tells what it knows, and is answered when something of
+// that is not so any more, at the latest after wait_ms. Every node that holds metadata answers it.
+type WatchRoutesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topics        []*WatchedTopic        `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`                // at most 1,000; a client with more runs several
+	WaitMs        uint32                 `protobuf:"varint,2,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"` // at most 60,000; 0: answer at once
+	Generation    uint64                 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`       // of the metadata that the client knows; 0: nothing yet
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchRoutesRequest) Reset() {
+	*x = WatchRoutesRequest{}
+	mi := &file_jmq_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchRoutesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchRoutesRequest) ProtoMessage() {}
+
+func (x *WatchRoutesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchRoutesRequest.ProtoReflect.Descriptor instead.
+func (*WatchRoutesRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *WatchRoutesRequest) GetTopics() []*WatchedTopic {
+	if x != nil {
+		return x.Topics
+	}
+	return nil
+}
+
+func (x *WatchRoutesRequest) GetWaitMs() uint32 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
+func (x *WatchRoutesRequest) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+type WatchedTopic struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`      // a consumer's; empty: a producer's
+	Version       uint64                 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"` // TopicView.version that is known; 0: nothing yet
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchedTopic) Reset() {
+	*x = WatchedTopic{}
+	mi := &file_jmq_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchedTopic) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchedTopic) ProtoMessage() {}
+
+func (x *WatchedTopic) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchedTopic.ProtoReflect.Descriptor instead.
+func (*WatchedTopic) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *WatchedTopic) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *WatchedTopic) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *WatchedTopic) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+type WatchRoutesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	Views         []*TopicView           `protobuf:"bytes,2,rep,name=views,proto3" json:"views,omitempty"`       // those that differ from what was known; empty: nothing changed
+	Registry      []string               `protobuf:"bytes,3,rep,name=registry,proto3" json:"registry,omitempty"` // addresses of registry nodes that live
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchRoutesResponse) Reset() {
+	*x = WatchRoutesResponse{}
+	mi := &file_jmq_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchRoutesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchRoutesResponse) ProtoMessage() {}
+
+func (x *WatchRoutesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchRoutesResponse.ProtoReflect.Descriptor instead.
+func (*WatchRoutesResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *WatchRoutesResponse) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *WatchRoutesResponse) GetViews() []*TopicView {
+	if x != nil {
+		return x.Views
+	}
+	return nil
+}
+
+func (x *WatchRoutesResponse) GetRegistry() []string {
+	if x != nil {
+		return x.Registry
+	}
+	return nil
+}
+
+// TopicView is a topic as one client sees it.
+type TopicView struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	Version       uint64                 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
+	Code          uint32                 `protobuf:"varint,4,opt,name=code,proto3" json:"code,omitempty"` // not 0: it may not be used: topic-not-found, forbidden, ...
+	Message       string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
+	Route         *RouteResponse         `protobuf:"bytes,6,opt,name=route,proto3" json:"route,omitempty"`
+	Producer      *ProducerSettings      `protobuf:"bytes,7,opt,name=producer,proto3" json:"producer,omitempty"` // without a group
+	Consumer      *ConsumerSettings      `protobuf:"bytes,8,opt,name=consumer,proto3" json:"consumer,omitempty"` // with one
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopicView) Reset() {
+	*x = TopicView{}
+	mi := &file_jmq_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopicView) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopicView) ProtoMessage() {}
+
+func (x *TopicView) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopicView.ProtoReflect.Descriptor instead.
+func (*TopicView) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *TopicView) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *TopicView) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *TopicView) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *TopicView) GetCode() uint32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *TopicView) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *TopicView) GetRoute() *RouteResponse {
+	if x != nil {
+		return x.Route
+	}
+	return nil
+}
+
+func (x *TopicView) GetProducer() *ProducerSettings {
+	if x != nil {
+		return x.Producer
+	}
+	return nil
+}
+
+func (x *TopicView) GetConsumer() *ConsumerSettings {
+	if x != nil {
+		return x.Consumer
+	}
+	return nil
+}
+
+// Settings that the registry gives to clients. An absent field leaves it to the client's own options; a present one
+// overrides them.
+type ProducerSettings struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TimeoutMs     *uint32                `protobuf:"varint,1,opt,name=timeout_ms,json=timeoutMs,proto3,oneof" json:"timeout_ms,omitempty"` // of a send with all its tries
+	Near          *bool                  `protobuf:"varint,2,opt,name=near,proto3,oneof" json:"near,omitempty"`                            // broker groups of the client's own data centre first
+	Paused        *bool                  `protobuf:"varint,3,opt,name=paused,proto3,oneof" json:"paused,omitempty"`
+	Retries       *uint32                `protobuf:"varint,4,opt,name=retries,proto3,oneof" json:"retries,omitempty"`                        // at other broker groups
+	DataCenter    *string                `protobuf:"bytes,5,opt,name=data_center,json=dataCenter,proto3,oneof" json:"data_center,omitempty"` // where the client is, by its address
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProducerSettings) Reset() {
+	*x = ProducerSettings{}
+	mi := &file_jmq_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProducerSettings) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProducerSettings) ProtoMessage() {}
+
+func (x *ProducerSettings) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProducerSettings.ProtoReflect.Descriptor instead.
+func (*ProducerSettings) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *ProducerSettings) GetTimeoutMs() uint32 {
+	if x != nil && x.TimeoutMs != nil {
+		return *x.TimeoutMs
+	}
+	return 0
+}
+
+func (x *ProducerSettings) GetNear() bool {
+	if x != nil && x.Near != nil {
+		return *x.Near
+	}
+	return false
+}
+
+func (x *ProducerSettings) GetPaused() bool {
+	if x != nil && x.Paused != nil {
+		return *x.Paused
+	}
+	return false
+}
+
+func (x *ProducerSettings) GetRetries() uint32 {
+	if x != nil && x.Retries != nil {
+		return *x.Retries
+	}
+	return 0
+}
+
+func (x *ProducerSettings) GetDataCenter() string {
+	if x != nil && x.DataCenter != nil {
+		return *x.DataCenter
+	}
+	return ""
+}
+
+type ConsumerSettings struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BatchMessages *uint32                `protobuf:"varint,1,opt,name=batch_messages,json=batchMessages,proto3,oneof" json:"batch_messages,omitempty"`
+	AckTimeoutMs  *uint32                `protobuf:"varint,2,opt,name=ack_timeout_ms,json=ackTimeoutMs,proto3,oneof" json:"ack_timeout_ms,omitempty"`
+	PollWaitMs    *uint32                `protobuf:"varint,3,opt,name=poll_wait_ms,json=pollWaitMs,proto3,oneof" json:"poll_wait_ms,omitempty"`
+	Concurrency   *uint32                `protobuf:"varint,4,opt,name=concurrency,proto3,oneof" json:"concurrency,omitempty"`
+	Paused        *bool                  `protobuf:"varint,5,opt,name=paused,proto3,oneof" json:"paused,omitempty"`
+	Near          *bool                  `protobuf:"varint,6,opt,name=near,proto3,oneof" json:"near,omitempty"`
+	DataCenter    *string                `protobuf:"bytes,7,opt,name=data_center,json=dataCenter,proto3,oneof" json:"data_center,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConsumerSettings) Reset() {
+	*x = ConsumerSettings{}
+	mi := &file_jmq_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConsumerSettings) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConsumerSettings) ProtoMessage() {}
+
+func (x *ConsumerSettings) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConsumerSettings.ProtoReflect.Descriptor instead.
+func (*ConsumerSettings) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ConsumerSettings) GetBatchMessages() uint32 {
+	if x != nil && x.BatchMessages != nil {
+		return *x.BatchMessages
+	}
+	return 0
+}
+
+func (x *ConsumerSettings) GetAckTimeoutMs() uint32 {
+	if x != nil && x.AckTimeoutMs != nil {
+		return *x.AckTimeoutMs
+	}
+	return 0
+}
+
+func (x *ConsumerSettings) GetPollWaitMs() uint32 {
+	if x != nil && x.PollWaitMs != nil {
+		return *x.PollWaitMs
+	}
+	return 0
+}
+
+func (x *ConsumerSettings) GetConcurrency() uint32 {
+	if x != nil && x.Concurrency != nil {
+		return *x.Concurrency
+	}
+	return 0
+}
+
+func (x *ConsumerSettings) GetPaused() bool {
+	if x != nil && x.Paused != nil {
+		return *x.Paused
+	}
+	return false
+}
+
+func (x *ConsumerSettings) GetNear() bool {
+	if x != nil && x.Near != nil {
+		return *x.Near
+	}
+	return false
+}
+
+func (x *ConsumerSettings) GetDataCenter() string {
+	if x != nil && x.DataCenter != nil {
+		return *x.DataCenter
+	}
+	return ""
+}
+
+type Object struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"` // empty: of kinds that belong to none
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Revision      uint64                 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"` // version of the metadata that changed it last
+	Created       uint64                 `protobuf:"varint,5,opt,name=created,proto3" json:"created,omitempty"`   // version that created it: its incarnation
+	Spec          []byte                 `protobuf:"bytes,6,opt,name=spec,proto3" json:"spec,omitempty"`          // JSON; empty: deleted
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Object) Reset() {
+	*x = Object{}
+	mi := &file_jmq_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Object) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Object) ProtoMessage() {}
+
+func (x *Object) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Object.ProtoReflect.Descriptor instead.
+func (*Object) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *Object) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Object) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Object) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Object) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *Object) GetCreated() uint64 {
+	if x != nil {
+		return x.Created
+	}
+	return 0
+}
+
+func (x *Object) GetSpec() []byte {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+// WatchObjects gives the metadata itself to brokers and proxies: what changed after a version, in order of revision, at
+// most some 2 MiB. Answered at once when there is something, at the latest after wait_ms.
+type WatchObjectsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"` // what is known; 0: nothing
+	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	WaitMs        uint32                 `protobuf:"varint,3,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchObjectsRequest) Reset() {
+	*x = WatchObjectsRequest{}
+	mi := &file_jmq_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchObjectsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchObjectsRequest) ProtoMessage() {}
+
+func (x *WatchObjectsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchObjectsRequest.ProtoReflect.Descriptor instead.
+func (*WatchObjectsRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *WatchObjectsRequest) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *WatchObjectsRequest) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *WatchObjectsRequest) GetWaitMs() uint32 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
+type WatchObjectsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"` // what is known with these objects; with more: up to here
+	Reset_        bool                   `protobuf:"varint,3,opt,name=reset,proto3" json:"reset,omitempty"`     // forget all that was known: these are the first of everything
+	More          bool                   `protobuf:"varint,4,opt,name=more,proto3" json:"more,omitempty"`       // ask again at once
+	Objects       []*Object              `protobuf:"bytes,5,rep,name=objects,proto3" json:"objects,omitempty"`  // deleted ones with empty spec
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchObjectsResponse) Reset() {
+	*x = WatchObjectsResponse{}
+	mi := &file_jmq_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchObjectsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchObjectsResponse) ProtoMessage() {}
+
+func (x *WatchObjectsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchObjectsResponse.ProtoReflect.Descriptor instead.
+func (*WatchObjectsResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *WatchObjectsResponse) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *WatchObjectsResponse) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *WatchObjectsResponse) GetReset_() bool {
+	if x != nil {
+		return x.Reset_
+	}
+	return false
+}
+
+func (x *WatchObjectsResponse) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+func (x *WatchObjectsResponse) GetObjects() []*Object {
+	if x != nil {
+		return x.Objects
+	}
+	return nil
+}
+
+// Heartbeat: a node lives. The first one of a boot registers it.
+type HeartbeatRequest struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Node            string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Boot            string                 `protobuf:"bytes,2,opt,name=boot,proto3" json:"boot,omitempty"` // random, of this start
+	Roles           []string               `protobuf:"bytes,3,rep,name=roles,proto3" json:"roles,omitempty"`
+	BrokerGroup     string                 `protobuf:"bytes,4,opt,name=broker_group,json=brokerGroup,proto3" json:"broker_group,omitempty"` // of a broker
+	Addresses       []string               `protobuf:"bytes,5,rep,name=addresses,proto3" json:"addresses,omitempty"`                        // where its wire port can be reached
+	DataCenter      string                 `protobuf:"bytes,6,opt,name=data_center,json=dataCenter,proto3" json:"data_center,omitempty"`
+	Labels          []string               `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty"`                                            // name=value
+	Version         string                 `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`                                          // of the program
+	Generation      uint64                 `protobuf:"varint,9,opt,name=generation,proto3" json:"generation,omitempty"`                                   // of the metadata that it holds
+	MetadataVersion uint64                 `protobuf:"varint,10,opt,name=metadata_version,json=metadataVersion,proto3" json:"metadata_version,omitempty"` // which is in force there
+	State           string                 `protobuf:"bytes,11,opt,name=state,proto3" json:"state,omitempty"`                                             // serving, failed, stopping
+	BytesIn         uint64                 `protobuf:"varint,12,opt,name=bytes_in,json=bytesIn,proto3" json:"bytes_in,omitempty"`                         // since its start
+	BytesOut        uint64                 `protobuf:"varint,13,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`
+	Connections     uint32                 `protobuf:"varint,14,opt,name=connections,proto3" json:"connections,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *HeartbeatRequest) Reset() {
+	*x = HeartbeatRequest{}
+	mi := &file_jmq_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeartbeatRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeartbeatRequest) ProtoMessage() {}
+
+func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
+func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *HeartbeatRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *HeartbeatRequest) GetBoot() string {
+	if x != nil {
+		return x.Boot
+	}
+	return ""
+}
+
+func (x *HeartbeatRequest) GetRoles() []string {
+	if x != nil {
+		return x.Roles
+	}
+	return nil
+}
+
+func (x *HeartbeatRequest) GetBrokerGroup() string {
+	if x != nil {
+		return x.BrokerGroup
+	}
+	return ""
+}
+
+func (x *HeartbeatRequest) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *HeartbeatRequest) GetDataCenter() string {
+	if x != nil {
+		return x.DataCenter
+	}
+	return ""
+}
+
+func (x *HeartbeatRequest) GetLabels() []string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *HeartbeatRequest) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *HeartbeatRequest) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *HeartbeatRequest) GetMetadataVersion() uint64 {
+	if x != nil {
+		return x.MetadataVersion
+	}
+	return 0
+}
+
+func (x *HeartbeatRequest) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *HeartbeatRequest) GetBytesIn() uint64 {
+	if x != nil {
+		return x.BytesIn
+	}
+	return 0
+}
+
+func (x *HeartbeatRequest) GetBytesOut() uint64 {
+	if x != nil {
+		return x.BytesOut
+	}
+	return 0
+}
+
+func (x *HeartbeatRequest) GetConnections() uint32 {
+	if x != nil {
+		return x.Connections
+	}
+	return 0
+}
+
+type HeartbeatResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	Registry      []string               `protobuf:"bytes,3,rep,name=registry,proto3" json:"registry,omitempty"` // addresses of registry nodes
+	Stored        bool                   `protobuf:"varint,4,opt,name=stored,proto3" json:"stored,omitempty"`    // the database has it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeartbeatResponse) Reset() {
+	*x = HeartbeatResponse{}
+	mi := &file_jmq_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeartbeatResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeartbeatResponse) ProtoMessage() {}
+
+func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
+func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *HeartbeatResponse) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *HeartbeatResponse) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *HeartbeatResponse) GetRegistry() []string {
+	if x != nil {
+		return x.Registry
+	}
+	return nil
+}
+
+func (x *HeartbeatResponse) GetStored() bool {
+	if x != nil {
+		return x.Stored
+	}
+	return false
+}
+
+type ListNodesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListNodesRequest) Reset() {
+	*x = ListNodesRequest{}
+	mi := &file_jmq_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListNodesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListNodesRequest) ProtoMessage() {}
+
+func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
+func (*ListNodesRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{38}
+}
+
+type ListNodesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nodes         []*Node                `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	Version       uint64                 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
+	Database      string                 `protobuf:"bytes,4,opt,name=database,proto3" json:"database,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListNodesResponse) Reset() {
+	*x = ListNodesResponse{}
+	mi := &file_jmq_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListNodesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListNodesResponse) ProtoMessage() {}
+
+func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
+func (*ListNodesResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *ListNodesResponse) GetNodes() []*Node {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *ListNodesResponse) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *ListNodesResponse) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *ListNodesResponse) GetDatabase() string {
+	if x != nil {
+		return x.Database
+	}
+	return ""
+}
+
+type Node struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Last          *HeartbeatRequest      `protobuf:"bytes,1,opt,name=last,proto3" json:"last,omitempty"`
+	Away          bool                   `protobuf:"varint,2,opt,name=away,proto3" json:"away,omitempty"`
+	SilentMs      int64                  `protobuf:"varint,3,opt,name=silent_ms,json=silentMs,proto3" json:"silent_ms,omitempty"` // since its last heartbeat that was stored, as the answering node sees it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Node) Reset() {
+	*x = Node{}
+	mi := &file_jmq_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Node) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Node) ProtoMessage() {}
+
+func (x *Node) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Node.ProtoReflect.Descriptor instead.
+func (*Node) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *Node) GetLast() *HeartbeatRequest {
+	if x != nil {
+		return x.Last
+	}
+	return nil
+}
+
+func (x *Node) GetAway() bool {
+	if x != nil {
+		return x.Away
+	}
+	return false
+}
+
+func (x *Node) GetSilentMs() int64 {
+	if x != nil {
+		return x.SilentMs
+	}
+	return 0
+}
+
+type ListObjectsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`           // empty: all
+	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"` // empty: all
+	Prefix        string                 `protobuf:"bytes,3,opt,name=prefix,proto3" json:"prefix,omitempty"`       // of names
+	After         string                 `protobuf:"bytes,4,opt,name=after,proto3" json:"after,omitempty"`         // page: kind/namespace/name of the last one seen
+	Limit         uint32                 `protobuf:"varint,5,opt,name=limit,proto3" json:"limit,omitempty"`        // 0: 1,000
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListObjectsRequest) Reset() {
+	*x = ListObjectsRequest{}
+	mi := &file_jmq_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListObjectsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListObjectsRequest) ProtoMessage() {}
+
+func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListObjectsRequest.ProtoReflect.Descriptor instead.
+func (*ListObjectsRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *ListObjectsRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ListObjectsRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ListObjectsRequest) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *ListObjectsRequest) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+func (x *ListObjectsRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+type ListObjectsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Objects       []*Object              `protobuf:"bytes,1,rep,name=objects,proto3" json:"objects,omitempty"` // secrets are never among what a spec shows
+	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	Version       uint64                 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
+	More          bool                   `protobuf:"varint,4,opt,name=more,proto3" json:"more,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListObjectsResponse) Reset() {
+	*x = ListObjectsResponse{}
+	mi := &file_jmq_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListObjectsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListObjectsResponse) ProtoMessage() {}
+
+func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListObjectsResponse.ProtoReflect.Descriptor instead.
+func (*ListObjectsResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *ListObjectsResponse) GetObjects() []*Object {
+	if x != nil {
+		return x.Objects
+	}
+	return nil
+}
+
+func (x *ListObjectsResponse) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *ListObjectsResponse) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *ListObjectsResponse) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+// ApplyObjects carries out all writes in one transaction, or none.
+type ApplyObjectsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Writes        []*ObjectWrite         `protobuf:"bytes,1,rep,name=writes,proto3" json:"writes,omitempty"` // at most 1,000
+	DryRun        bool                   `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyObjectsRequest) Reset() {
+	*x = ApplyObjectsRequest{}
+	mi := &file_jmq_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyObjectsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyObjectsRequest) ProtoMessage() {}
+
+func (x *ApplyObjectsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyObjectsRequest.ProtoReflect.Descriptor instead.
+func (*ApplyObjectsRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *ApplyObjectsRequest) GetWrites() []*ObjectWrite {
+	if x != nil {
+		return x.Writes
+	}
+	return nil
+}
+
+func (x *ApplyObjectsRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *ApplyObjectsRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type ObjectWrite struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Object        *Object                `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`  // revision and created are ignored; empty spec: delete
+	Expect        uint64                 `protobuf:"varint,2,opt,name=expect,proto3" json:"expect,omitempty"` // the revision that it must have now; with create: it must not be there
+	Create        bool                   `protobuf:"varint,3,opt,name=create,proto3" json:"create,omitempty"`
+	Any           bool                   `protobuf:"varint,4,opt,name=any,proto3" json:"any,omitempty"` // whatever it has
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObjectWrite) Reset() {
+	*x = ObjectWrite{}
+	mi := &file_jmq_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectWrite) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectWrite) ProtoMessage() {}
+
+func (x *ObjectWrite) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectWrite.ProtoReflect.Descriptor instead.
+func (*ObjectWrite) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *ObjectWrite) GetObject() *Object {
+	if x != nil {
+		return x.Object
+	}
+	return nil
+}
+
+func (x *ObjectWrite) GetExpect() uint64 {
+	if x != nil {
+		return x.Expect
+	}
+	return 0
+}
+
+func (x *ObjectWrite) GetCreate() bool {
+	if x != nil {
+		return x.Create
+	}
+	return false
+}
+
+func (x *ObjectWrite) GetAny() bool {
+	if x != nil {
+		return x.Any
+	}
+	return false
+}
+
+type ApplyObjectsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Changes       []*ObjectChange        `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"` // one a write, in order
+	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	Warnings      []string               `protobuf:"bytes,3,rep,name=warnings,proto3" json:"warnings,omitempty"` // e.g. a topic on fewer than three broker groups
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyObjectsResponse) Reset() {
+	*x = ApplyObjectsResponse{}
+	mi := &file_jmq_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyObjectsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyObjectsResponse) ProtoMessage() {}
+
+func (x *ApplyObjectsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyObjectsResponse.ProtoReflect.Descriptor instead.
+func (*ApplyObjectsResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *ApplyObjectsResponse) GetChanges() []*ObjectChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *ApplyObjectsResponse) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *ApplyObjectsResponse) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
+type ObjectChange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Change        string                 `protobuf:"bytes,1,opt,name=change,proto3" json:"change,omitempty"` // created, changed, deleted, unchanged
+	Before        *Object                `protobuf:"bytes,2,opt,name=before,proto3" json:"before,omitempty"`
+	After         *Object                `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObjectChange) Reset() {
+	*x = ObjectChange{}
+	mi := &file_jmq_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectChange) ProtoMessage() {}
+
+func (x *ObjectChange) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectChange.ProtoReflect.Descriptor instead.
+func (*ObjectChange) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *ObjectChange) GetChange() string {
+	if x != nil {
+		return x.Change
+	}
+	return ""
+}
+
+func (x *ObjectChange) GetBefore() *Object {
+	if x != nil {
+		return x.Before
+	}
+	return nil
+}
+
+func (x *ObjectChange) GetAfter() *Object {
+	if x != nil {
+		return x.After
+	}
+	return nil
+}
+
+// CreateCredential makes a secret, which is shown in this answer and never again.
+type CreateCredentialRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	OwnerKind     string                 `protobuf:"bytes,1,opt,name=owner_kind,json=ownerKind,proto3" json:"owner_kind,omitempty"` // app, user, node
+	Owner         string                 `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	Namespace     string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`                   // of an app
+	ExpiresNs     int64                  `protobuf:"varint,4,opt,name=expires_ns,json=expiresNs,proto3" json:"expires_ns,omitempty"` // 0: never
+	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateCredentialRequest) Reset() {
+	*x = CreateCredentialRequest{}
+	mi := &file_jmq_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateCredentialRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateCredentialRequest) ProtoMessage() {}
+
+func (x *CreateCredentialRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateCredentialRequest.ProtoReflect.Descriptor instead.
+func (*CreateCredentialRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *CreateCredentialRequest) GetOwnerKind() string {
+	if x != nil {
+		return x.OwnerKind
+	}
+	return ""
+}
+
+func (x *CreateCredentialRequest) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *CreateCredentialRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *CreateCredentialRequest) GetExpiresNs() int64 {
+	if x != nil {
+		return x.ExpiresNs
+	}
+	return 0
+}
+
+func (x *CreateCredentialRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type CreateCredentialResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Secret        string                 `protobuf:"bytes,2,opt,name=secret,proto3" json:"secret,omitempty"`
+	ExpiresNs     int64                  `protobuf:"varint,3,opt,name=expires_ns,json=expiresNs,proto3" json:"expires_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateCredentialResponse) Reset() {
+	*x = CreateCredentialResponse{}
+	mi := &file_jmq_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateCredentialResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateCredentialResponse) ProtoMessage() {}
+
+func (x *CreateCredentialResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateCredentialResponse.ProtoReflect.Descriptor instead.
+func (*CreateCredentialResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *CreateCredentialResponse) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *CreateCredentialResponse) GetSecret() string {
+	if x != nil {
+		return x.Secret
+	}
+	return ""
+}
+
+func (x *CreateCredentialResponse) GetExpiresNs() int64 {
+	if x != nil {
+		return x.ExpiresNs
+	}
+	return 0
+}
+
+type ListAuditRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // each empty field: any
+	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Who           string                 `protobuf:"bytes,4,opt,name=who,proto3" json:"who,omitempty"`
+	SinceNs       int64                  `protobuf:"varint,5,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`
+	Before        uint64                 `protobuf:"varint,6,opt,name=before,proto3" json:"before,omitempty"` // page: only entries with a lower id; 0: from the newest
+	Limit         uint32                 `protobuf:"varint,7,opt,name=limit,proto3" json:"limit,omitempty"`   // 0: 100
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAuditRequest) Reset() {
+	*x = ListAuditRequest{}
+	mi := &file_jmq_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAuditRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAuditRequest) ProtoMessage() {}
+
+func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
+func (*ListAuditRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *ListAuditRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ListAuditRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ListAuditRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ListAuditRequest) GetWho() string {
+	if x != nil {
+		return x.Who
+	}
+	return ""
+}
+
+func (x *ListAuditRequest) GetSinceNs() int64 {
+	if x != nil {
+		return x.SinceNs
+	}
+	return 0
+}
+
+func (x *ListAuditRequest) GetBefore() uint64 {
+	if x != nil {
+		return x.Before
+	}
+	return 0
+}
+
+func (x *ListAuditRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+type ListAuditResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entries       []*AuditEntry          `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	More          bool                   `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAuditResponse) Reset() {
+	*x = ListAuditResponse{}
+	mi := &file_jmq_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAuditResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAuditResponse) ProtoMessage() {}
+
+func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
+func (*ListAuditResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *ListAuditResponse) GetEntries() []*AuditEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *ListAuditResponse) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+type AuditEntry struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	TimeNs        int64                  `protobuf:"varint,3,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"`
+	Who           string                 `protobuf:"bytes,4,opt,name=who,proto3" json:"who,omitempty"`
+	Addr          string                 `protobuf:"bytes,5,opt,name=addr,proto3" json:"addr,omitempty"`
+	Reason        string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	Change        string                 `protobuf:"bytes,7,opt,name=change,proto3" json:"change,omitempty"` // created, changed, deleted, new-generation
+	Kind          string                 `protobuf:"bytes,8,opt,name=kind,proto3" json:"kind,omitempty"`
+	Namespace     string                 `protobuf:"bytes,9,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,10,opt,name=name,proto3" json:"name,omitempty"`
+	Before        []byte                 `protobuf:"bytes,11,opt,name=before,proto3" json:"before,omitempty"` // JSON, without secrets
+	After         []byte                 `protobuf:"bytes,12,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditEntry) Reset() {
+	*x = AuditEntry{}
+	mi := &file_jmq_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditEntry) ProtoMessage() {}
+
+func (x *AuditEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
+func (*AuditEntry) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *AuditEntry) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *AuditEntry) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *AuditEntry) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
+}
+
+func (x *AuditEntry) GetWho() string {
+	if x != nil {
+		return x.Who
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetAddr() string {
+	if x != nil {
+		return x.Addr
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetChange() string {
+	if x != nil {
+		return x.Change
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetBefore() []byte {
+	if x != nil {
+		return x.Before
+	}
+	return nil
+}
+
+func (x *AuditEntry) GetAfter() []byte {
+	if x != nil {
+		return x.After
+	}
+	return nil
+}
+
+// NewGeneration says that the metadata database is another one than before: restored from a copy, or begun anew. Everyone
+// takes it then, although its version may be lower than what is known.
+type NewGenerationRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NewGenerationRequest) Reset() {
+	*x = NewGenerationRequest{}
+	mi := &file_jmq_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NewGenerationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NewGenerationRequest) ProtoMessage() {}
+
+func (x *NewGenerationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NewGenerationRequest.ProtoReflect.Descriptor instead.
+func (*NewGenerationRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *NewGenerationRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type NewGenerationResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NewGenerationResponse) Reset() {
+	*x = NewGenerationResponse{}
+	mi := &file_jmq_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NewGenerationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NewGenerationResponse) ProtoMessage() {}
+
+func (x *NewGenerationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NewGenerationResponse.ProtoReflect.Descriptor instead.
+func (*NewGenerationResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *NewGenerationResponse) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *NewGenerationResponse) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
 type PartitionRoute struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Partition     uint32                 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
@@ -1394,7 +3843,7 @@ type PartitionRoute struct {
 
 func (x *PartitionRoute) Reset() {
 	*x = PartitionRoute{}
-	mi := &file_jmq_proto_msgTypes[20]
+	mi := &file_jmq_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1406,7 +3855,7 @@ func (x *PartitionRoute) String() string {
 func (*PartitionRoute) ProtoMessage() {}
 
 func (x *PartitionRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[20]
+	mi := &file_jmq_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1419,7 +3868,7 @@ func (x *PartitionRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionRoute.ProtoReflect.Descriptor instead.
 func (*PartitionRoute) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{20}
+	return file_jmq_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PartitionRoute) GetPartition() uint32 {
@@ -1454,7 +3903,7 @@ type CreateTopicRequest struct {
 
 func (x *CreateTopicRequest) Reset() {
 	*x = CreateTopicRequest{}
-	mi := &file_jmq_proto_msgTypes[21]
+	mi := &file_jmq_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1466,7 +3915,7 @@ func (x *CreateTopicRequest) String() string {
 func (*CreateTopicRequest) ProtoMessage() {}
 
 func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[21]
+	mi := &file_jmq_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1479,7 +3928,7 @@ func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicRequest.ProtoReflect.Descriptor instead.
 func (*CreateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{21}
+	return file_jmq_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CreateTopicRequest) GetTopic() string {
@@ -1512,7 +3961,7 @@ type CreateTopicResponse struct {
 
 func (x *CreateTopicResponse) Reset() {
 	*x = CreateTopicResponse{}
-	mi := &file_jmq_proto_msgTypes[22]
+	mi := &file_jmq_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1524,7 +3973,7 @@ func (x *CreateTopicResponse) String() string {
 func (*CreateTopicResponse) ProtoMessage() {}
 
 func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[22]
+	mi := &file_jmq_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1537,7 +3986,7 @@ func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicResponse.ProtoReflect.Descriptor instead.
 func (*CreateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{22}
+	return file_jmq_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *CreateTopicResponse) GetTopic() *Topic {
@@ -1561,7 +4010,7 @@ type Topic struct {
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_jmq_proto_msgTypes[23]
+	mi := &file_jmq_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1573,7 +4022,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[23]
+	mi := &file_jmq_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1586,7 +4035,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{23}
+	return file_jmq_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Topic) GetName() string {
@@ -1646,7 +4095,7 @@ type TopicSettings struct {
 
 func (x *TopicSettings) Reset() {
 	*x = TopicSettings{}
-	mi := &file_jmq_proto_msgTypes[24]
+	mi := &file_jmq_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1658,7 +4107,7 @@ func (x *TopicSettings) String() string {
 func (*TopicSettings) ProtoMessage() {}
 
 func (x *TopicSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[24]
+	mi := &file_jmq_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1671,7 +4120,7 @@ func (x *TopicSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicSettings.ProtoReflect.Descriptor instead.
 func (*TopicSettings) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{24}
+	return file_jmq_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *TopicSettings) GetRetentionMs() int64 {
@@ -1721,7 +4170,7 @@ type AlterTopicRequest struct {
 
 func (x *AlterTopicRequest) Reset() {
 	*x = AlterTopicRequest{}
-	mi := &file_jmq_proto_msgTypes[25]
+	mi := &file_jmq_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1733,7 +4182,7 @@ func (x *AlterTopicRequest) String() string {
 func (*AlterTopicRequest) ProtoMessage() {}
 
 func (x *AlterTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[25]
+	mi := &file_jmq_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1746,7 +4195,7 @@ func (x *AlterTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTopicRequest.ProtoReflect.Descriptor instead.
 func (*AlterTopicRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{25}
+	return file_jmq_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *AlterTopicRequest) GetTopic() string {
@@ -1786,7 +4235,7 @@ type AlterTopicResponse struct {
 
 func (x *AlterTopicResponse) Reset() {
 	*x = AlterTopicResponse{}
-	mi := &file_jmq_proto_msgTypes[26]
+	mi := &file_jmq_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1798,7 +4247,7 @@ func (x *AlterTopicResponse) String() string {
 func (*AlterTopicResponse) ProtoMessage() {}
 
 func (x *AlterTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[26]
+	mi := &file_jmq_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1811,7 +4260,7 @@ func (x *AlterTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTopicResponse.ProtoReflect.Descriptor instead.
 func (*AlterTopicResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{26}
+	return file_jmq_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *AlterTopicResponse) GetTopic() *Topic {
@@ -1832,7 +4281,7 @@ type DeleteTopicRequest struct {
 
 func (x *DeleteTopicRequest) Reset() {
 	*x = DeleteTopicRequest{}
-	mi := &file_jmq_proto_msgTypes[27]
+	mi := &file_jmq_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1844,7 +4293,7 @@ func (x *DeleteTopicRequest) String() string {
 func (*DeleteTopicRequest) ProtoMessage() {}
 
 func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[27]
+	mi := &file_jmq_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1857,7 +4306,7 @@ func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{27}
+	return file_jmq_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *DeleteTopicRequest) GetTopic() string {
@@ -1883,7 +4332,7 @@ type DeleteTopicResponse struct {
 
 func (x *DeleteTopicResponse) Reset() {
 	*x = DeleteTopicResponse{}
-	mi := &file_jmq_proto_msgTypes[28]
+	mi := &file_jmq_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1895,7 +4344,7 @@ func (x *DeleteTopicResponse) String() string {
 func (*DeleteTopicResponse) ProtoMessage() {}
 
 func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[28]
+	mi := &file_jmq_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1908,7 +4357,7 @@ func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{28}
+	return file_jmq_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *DeleteTopicResponse) GetTopic() *Topic {
@@ -1926,7 +4375,7 @@ type ListTopicsRequest struct {
 
 func (x *ListTopicsRequest) Reset() {
 	*x = ListTopicsRequest{}
-	mi := &file_jmq_proto_msgTypes[29]
+	mi := &file_jmq_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1938,7 +4387,7 @@ func (x *ListTopicsRequest) String() string {
 func (*ListTopicsRequest) ProtoMessage() {}
 
 func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[29]
+	mi := &file_jmq_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1951,7 +4400,7 @@ func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsRequest.ProtoReflect.Descriptor instead.
 func (*ListTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{29}
+	return file_jmq_proto_rawDescGZIP(), []int{63}
 }
 
 type ListTopicsResponse struct {
@@ -1963,7 +4412,7 @@ type ListTopicsResponse struct {
 
 func (x *ListTopicsResponse) Reset() {
 	*x = ListTopicsResponse{}
-	mi := &file_jmq_proto_msgTypes[30]
+	mi := &file_jmq_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1975,7 +4424,7 @@ func (x *ListTopicsResponse) String() string {
 func (*ListTopicsResponse) ProtoMessage() {}
 
 func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[30]
+	mi := &file_jmq_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1988,7 +4437,7 @@ func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsResponse.ProtoReflect.Descriptor instead.
 func (*ListTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{30}
+	return file_jmq_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListTopicsResponse) GetTopics() []*Topic {
@@ -2007,7 +4456,7 @@ type DescribeTopicRequest struct {
 
 func (x *DescribeTopicRequest) Reset() {
 	*x = DescribeTopicRequest{}
-	mi := &file_jmq_proto_msgTypes[31]
+	mi := &file_jmq_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2019,7 +4468,7 @@ func (x *DescribeTopicRequest) String() string {
 func (*DescribeTopicRequest) ProtoMessage() {}
 
 func (x *DescribeTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[31]
+	mi := &file_jmq_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2032,7 +4481,7 @@ func (x *DescribeTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeTopicRequest.ProtoReflect.Descriptor instead.
 func (*DescribeTopicRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{31}
+	return file_jmq_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DescribeTopicRequest) GetTopic() string {
@@ -2054,7 +4503,7 @@ type DescribeTopicResponse struct {
 
 func (x *DescribeTopicResponse) Reset() {
 	*x = DescribeTopicResponse{}
-	mi := &file_jmq_proto_msgTypes[32]
+	mi := &file_jmq_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2066,7 +4515,7 @@ func (x *DescribeTopicResponse) String() string {
 func (*DescribeTopicResponse) ProtoMessage() {}
 
 func (x *DescribeTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[32]
+	mi := &file_jmq_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2079,7 +4528,7 @@ func (x *DescribeTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeTopicResponse.ProtoReflect.Descriptor instead.
 func (*DescribeTopicResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{32}
+	return file_jmq_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *DescribeTopicResponse) GetTopic() *Topic {
@@ -2118,13 +4567,14 @@ type TopicPartition struct {
 	Bytes         uint64                 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`                       // of stored batches, about
 	OldestNs      int64                  `protobuf:"varint,5,opt,name=oldest_ns,json=oldestNs,proto3" json:"oldest_ns,omitempty"` // stored time of the first message; 0: none
 	NewestNs      int64                  `protobuf:"varint,6,opt,name=newest_ns,json=newestNs,proto3" json:"newest_ns,omitempty"` // stored time of the last message; 0: none
+	BrokerGroup   string                 `protobuf:"bytes,30,opt,name=broker_group,json=brokerGroup,proto3" json:"broker_group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TopicPartition) Reset() {
 	*x = TopicPartition{}
-	mi := &file_jmq_proto_msgTypes[33]
+	mi := &file_jmq_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2136,7 +4586,7 @@ func (x *TopicPartition) String() string {
 func (*TopicPartition) ProtoMessage() {}
 
 func (x *TopicPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[33]
+	mi := &file_jmq_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2149,7 +4599,7 @@ func (x *TopicPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicPartition.ProtoReflect.Descriptor instead.
 func (*TopicPartition) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{33}
+	return file_jmq_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *TopicPartition) GetPartition() uint32 {
@@ -2194,6 +4644,13 @@ func (x *TopicPartition) GetNewestNs() int64 {
 	return 0
 }
 
+func (x *TopicPartition) GetBrokerGroup() string {
+	if x != nil {
+		return x.BrokerGroup
+	}
+	return ""
+}
+
 type GroupLagRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
@@ -2204,7 +4661,7 @@ type GroupLagRequest struct {
 
 func (x *GroupLagRequest) Reset() {
 	*x = GroupLagRequest{}
-	mi := &file_jmq_proto_msgTypes[34]
+	mi := &file_jmq_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2216,7 +4673,7 @@ func (x *GroupLagRequest) String() string {
 func (*GroupLagRequest) ProtoMessage() {}
 
 func (x *GroupLagRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[34]
+	mi := &file_jmq_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2229,7 +4686,7 @@ func (x *GroupLagRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupLagRequest.ProtoReflect.Descriptor instead.
 func (*GroupLagRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{34}
+	return file_jmq_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *GroupLagRequest) GetTopic() string {
@@ -2255,7 +4712,7 @@ type GroupLagResponse struct {
 
 func (x *GroupLagResponse) Reset() {
 	*x = GroupLagResponse{}
-	mi := &file_jmq_proto_msgTypes[35]
+	mi := &file_jmq_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2267,7 +4724,7 @@ func (x *GroupLagResponse) String() string {
 func (*GroupLagResponse) ProtoMessage() {}
 
 func (x *GroupLagResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[35]
+	mi := &file_jmq_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2280,7 +4737,7 @@ func (x *GroupLagResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupLagResponse.ProtoReflect.Descriptor instead.
 func (*GroupLagResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{35}
+	return file_jmq_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *GroupLagResponse) GetPartitions() []*GroupPartition {
@@ -2306,13 +4763,14 @@ type GroupPartition struct {
 	Expired       uint64                 `protobuf:"varint,12,opt,name=expired,proto3" json:"expired,omitempty"`                            // messages of which a lease ran out, and that have not ended
 	AttemptsMax   uint32                 `protobuf:"varint,13,opt,name=attempts_max,json=attemptsMax,proto3" json:"attempts_max,omitempty"` // the most leases that ran out of one message that has not ended
 	OldestNs      int64                  `protobuf:"varint,14,opt,name=oldest_ns,json=oldestNs,proto3" json:"oldest_ns,omitempty"`          // stored time of the first message that has not ended; 0: none, it cannot be read, or no group was named
+	BrokerGroup   string                 `protobuf:"bytes,30,opt,name=broker_group,json=brokerGroup,proto3" json:"broker_group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GroupPartition) Reset() {
 	*x = GroupPartition{}
-	mi := &file_jmq_proto_msgTypes[36]
+	mi := &file_jmq_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2324,7 +4782,7 @@ func (x *GroupPartition) String() string {
 func (*GroupPartition) ProtoMessage() {}
 
 func (x *GroupPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[36]
+	mi := &file_jmq_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2337,7 +4795,7 @@ func (x *GroupPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupPartition.ProtoReflect.Descriptor instead.
 func (*GroupPartition) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{36}
+	return file_jmq_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *GroupPartition) GetGroup() string {
@@ -2438,6 +4896,13 @@ func (x *GroupPartition) GetOldestNs() int64 {
 	return 0
 }
 
+func (x *GroupPartition) GetBrokerGroup() string {
+	if x != nil {
+		return x.BrokerGroup
+	}
+	return ""
+}
+
 // Groups, of one topic or of all.
 type ListGroupsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2449,7 +4914,7 @@ type ListGroupsRequest struct {
 
 func (x *ListGroupsRequest) Reset() {
 	*x = ListGroupsRequest{}
-	mi := &file_jmq_proto_msgTypes[37]
+	mi := &file_jmq_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2461,7 +4926,7 @@ func (x *ListGroupsRequest) String() string {
 func (*ListGroupsRequest) ProtoMessage() {}
 
 func (x *ListGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[37]
+	mi := &file_jmq_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2474,7 +4939,7 @@ func (x *ListGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupsRequest.ProtoReflect.Descriptor instead.
 func (*ListGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{37}
+	return file_jmq_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListGroupsRequest) GetTopic() string {
@@ -2500,7 +4965,7 @@ type ListGroupsResponse struct {
 
 func (x *ListGroupsResponse) Reset() {
 	*x = ListGroupsResponse{}
-	mi := &file_jmq_proto_msgTypes[38]
+	mi := &file_jmq_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2512,7 +4977,7 @@ func (x *ListGroupsResponse) String() string {
 func (*ListGroupsResponse) ProtoMessage() {}
 
 func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[38]
+	mi := &file_jmq_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2525,7 +4990,7 @@ func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupsResponse.ProtoReflect.Descriptor instead.
 func (*ListGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{38}
+	return file_jmq_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListGroupsResponse) GetGroups() []*GroupSummary {
@@ -2548,13 +5013,14 @@ type GroupSummary struct {
 	ActiveNs      int64                  `protobuf:"varint,9,opt,name=active_ns,json=activeNs,proto3" json:"active_ns,omitempty"`    // when it last fetched, acked or was reset, as far as is known
 	Abandoned     bool                   `protobuf:"varint,10,opt,name=abandoned,proto3" json:"abandoned,omitempty"`                 // not active for so long that it holds no message any more
 	LastReset     *GroupReset            `protobuf:"bytes,11,opt,name=last_reset,json=lastReset,proto3" json:"last_reset,omitempty"` // absent: never
+	BrokerGroup   string                 `protobuf:"bytes,30,opt,name=broker_group,json=brokerGroup,proto3" json:"broker_group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GroupSummary) Reset() {
 	*x = GroupSummary{}
-	mi := &file_jmq_proto_msgTypes[39]
+	mi := &file_jmq_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2566,7 +5032,7 @@ func (x *GroupSummary) String() string {
 func (*GroupSummary) ProtoMessage() {}
 
 func (x *GroupSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[39]
+	mi := &file_jmq_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2579,7 +5045,7 @@ func (x *GroupSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSummary.ProtoReflect.Descriptor instead.
 func (*GroupSummary) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{39}
+	return file_jmq_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *GroupSummary) GetTopic() string {
@@ -2659,6 +5125,13 @@ func (x *GroupSummary) GetLastReset() *GroupReset {
 	return nil
 }
 
+func (x *GroupSummary) GetBrokerGroup() string {
+	if x != nil {
+		return x.BrokerGroup
+	}
+	return ""
+}
+
 type GroupReset struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TimeNs        int64                  `protobuf:"varint,1,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"`
@@ -2670,7 +5143,7 @@ type GroupReset struct {
 
 func (x *GroupReset) Reset() {
 	*x = GroupReset{}
-	mi := &file_jmq_proto_msgTypes[40]
+	mi := &file_jmq_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2682,7 +5155,7 @@ func (x *GroupReset) String() string {
 func (*GroupReset) ProtoMessage() {}
 
 func (x *GroupReset) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[40]
+	mi := &file_jmq_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2695,7 +5168,7 @@ func (x *GroupReset) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupReset.ProtoReflect.Descriptor instead.
 func (*GroupReset) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{40}
+	return file_jmq_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *GroupReset) GetTimeNs() int64 {
@@ -2738,7 +5211,7 @@ type SeekGroupRequest struct {
 
 func (x *SeekGroupRequest) Reset() {
 	*x = SeekGroupRequest{}
-	mi := &file_jmq_proto_msgTypes[41]
+	mi := &file_jmq_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2750,7 +5223,7 @@ func (x *SeekGroupRequest) String() string {
 func (*SeekGroupRequest) ProtoMessage() {}
 
 func (x *SeekGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[41]
+	mi := &file_jmq_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2763,7 +5236,7 @@ func (x *SeekGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekGroupRequest.ProtoReflect.Descriptor instead.
 func (*SeekGroupRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{41}
+	return file_jmq_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *SeekGroupRequest) GetTopic() string {
@@ -2839,7 +5312,7 @@ type SeekGroupResponse struct {
 
 func (x *SeekGroupResponse) Reset() {
 	*x = SeekGroupResponse{}
-	mi := &file_jmq_proto_msgTypes[42]
+	mi := &file_jmq_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2851,7 +5324,7 @@ func (x *SeekGroupResponse) String() string {
 func (*SeekGroupResponse) ProtoMessage() {}
 
 func (x *SeekGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[42]
+	mi := &file_jmq_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2864,7 +5337,7 @@ func (x *SeekGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekGroupResponse.ProtoReflect.Descriptor instead.
 func (*SeekGroupResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{42}
+	return file_jmq_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *SeekGroupResponse) GetPartitions() []*SeekPartition {
@@ -2885,13 +5358,14 @@ type SeekPartition struct {
 	LagTo         uint64                 `protobuf:"varint,7,opt,name=lag_to,json=lagTo,proto3" json:"lag_to,omitempty"`
 	Generation    uint32                 `protobuf:"varint,8,opt,name=generation,proto3" json:"generation,omitempty"` // after
 	Cut           bool                   `protobuf:"varint,9,opt,name=cut,proto3" json:"cut,omitempty"`               // to is not what was asked for
+	BrokerGroup   string                 `protobuf:"bytes,30,opt,name=broker_group,json=brokerGroup,proto3" json:"broker_group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SeekPartition) Reset() {
 	*x = SeekPartition{}
-	mi := &file_jmq_proto_msgTypes[43]
+	mi := &file_jmq_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2903,7 +5377,7 @@ func (x *SeekPartition) String() string {
 func (*SeekPartition) ProtoMessage() {}
 
 func (x *SeekPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[43]
+	mi := &file_jmq_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2916,7 +5390,7 @@ func (x *SeekPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekPartition.ProtoReflect.Descriptor instead.
 func (*SeekPartition) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{43}
+	return file_jmq_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *SeekPartition) GetPartition() uint32 {
@@ -2982,6 +5456,13 @@ func (x *SeekPartition) GetCut() bool {
 	return false
 }
 
+func (x *SeekPartition) GetBrokerGroup() string {
+	if x != nil {
+		return x.BrokerGroup
+	}
+	return ""
+}
+
 type AlterGroupRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
@@ -2994,7 +5475,7 @@ type AlterGroupRequest struct {
 
 func (x *AlterGroupRequest) Reset() {
 	*x = AlterGroupRequest{}
-	mi := &file_jmq_proto_msgTypes[44]
+	mi := &file_jmq_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3006,7 +5487,7 @@ func (x *AlterGroupRequest) String() string {
 func (*AlterGroupRequest) ProtoMessage() {}
 
 func (x *AlterGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[44]
+	mi := &file_jmq_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3019,7 +5500,7 @@ func (x *AlterGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterGroupRequest.ProtoReflect.Descriptor instead.
 func (*AlterGroupRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{44}
+	return file_jmq_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *AlterGroupRequest) GetTopic() string {
@@ -3059,7 +5540,7 @@ type AlterGroupResponse struct {
 
 func (x *AlterGroupResponse) Reset() {
 	*x = AlterGroupResponse{}
-	mi := &file_jmq_proto_msgTypes[45]
+	mi := &file_jmq_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3071,7 +5552,7 @@ func (x *AlterGroupResponse) String() string {
 func (*AlterGroupResponse) ProtoMessage() {}
 
 func (x *AlterGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[45]
+	mi := &file_jmq_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3084,7 +5565,7 @@ func (x *AlterGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterGroupResponse.ProtoReflect.Descriptor instead.
 func (*AlterGroupResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{45}
+	return file_jmq_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *AlterGroupResponse) GetPolicy() *GroupPolicy {
@@ -3107,7 +5588,7 @@ type RemoveGroupRequest struct {
 
 func (x *RemoveGroupRequest) Reset() {
 	*x = RemoveGroupRequest{}
-	mi := &file_jmq_proto_msgTypes[46]
+	mi := &file_jmq_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3119,7 +5600,7 @@ func (x *RemoveGroupRequest) String() string {
 func (*RemoveGroupRequest) ProtoMessage() {}
 
 func (x *RemoveGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[46]
+	mi := &file_jmq_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3132,7 +5613,7 @@ func (x *RemoveGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveGroupRequest.ProtoReflect.Descriptor instead.
 func (*RemoveGroupRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{46}
+	return file_jmq_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RemoveGroupRequest) GetTopic() string {
@@ -3171,7 +5652,7 @@ type RemoveGroupResponse struct {
 
 func (x *RemoveGroupResponse) Reset() {
 	*x = RemoveGroupResponse{}
-	mi := &file_jmq_proto_msgTypes[47]
+	mi := &file_jmq_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3183,7 +5664,7 @@ func (x *RemoveGroupResponse) String() string {
 func (*RemoveGroupResponse) ProtoMessage() {}
 
 func (x *RemoveGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[47]
+	mi := &file_jmq_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3196,7 +5677,7 @@ func (x *RemoveGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveGroupResponse.ProtoReflect.Descriptor instead.
 func (*RemoveGroupResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{47}
+	return file_jmq_proto_rawDescGZIP(), []int{81}
 }
 
 // Peek reads messages without a group. The payload is the stored batches that hold [from, to).
@@ -3214,7 +5695,7 @@ type PeekRequest struct {
 
 func (x *PeekRequest) Reset() {
 	*x = PeekRequest{}
-	mi := &file_jmq_proto_msgTypes[48]
+	mi := &file_jmq_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3226,7 +5707,7 @@ func (x *PeekRequest) String() string {
 func (*PeekRequest) ProtoMessage() {}
 
 func (x *PeekRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[48]
+	mi := &file_jmq_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3239,7 +5720,7 @@ func (x *PeekRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeekRequest.ProtoReflect.Descriptor instead.
 func (*PeekRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{48}
+	return file_jmq_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *PeekRequest) GetTopic() string {
@@ -3298,7 +5779,7 @@ type PeekResponse struct {
 
 func (x *PeekResponse) Reset() {
 	*x = PeekResponse{}
-	mi := &file_jmq_proto_msgTypes[49]
+	mi := &file_jmq_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3310,7 +5791,7 @@ func (x *PeekResponse) String() string {
 func (*PeekResponse) ProtoMessage() {}
 
 func (x *PeekResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[49]
+	mi := &file_jmq_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3323,7 +5804,7 @@ func (x *PeekResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeekResponse.ProtoReflect.Descriptor instead.
 func (*PeekResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{49}
+	return file_jmq_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *PeekResponse) GetFrom() uint64 {
@@ -3378,7 +5859,7 @@ type StoreUsageRequest struct {
 
 func (x *StoreUsageRequest) Reset() {
 	*x = StoreUsageRequest{}
-	mi := &file_jmq_proto_msgTypes[50]
+	mi := &file_jmq_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3390,7 +5871,7 @@ func (x *StoreUsageRequest) String() string {
 func (*StoreUsageRequest) ProtoMessage() {}
 
 func (x *StoreUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[50]
+	mi := &file_jmq_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3403,7 +5884,7 @@ func (x *StoreUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreUsageRequest.ProtoReflect.Descriptor instead.
 func (*StoreUsageRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{50}
+	return file_jmq_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *StoreUsageRequest) GetHoldsMax() uint32 {
@@ -3415,6 +5896,7 @@ func (x *StoreUsageRequest) GetHoldsMax() uint32 {
 
 type StoreUsageResponse struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
+	Broker          string                 `protobuf:"bytes,30,opt,name=broker,proto3" json:"broker,omitempty"` // who answers
 	Disks           []*DiskUsage           `protobuf:"bytes,1,rep,name=disks,proto3" json:"disks,omitempty"`
 	JournalBytes    uint64                 `protobuf:"varint,2,opt,name=journal_bytes,json=journalBytes,proto3" json:"journal_bytes,omitempty"` // segments, spares, the reserve
 	IndexBytes      uint64                 `protobuf:"varint,3,opt,name=index_bytes,json=indexBytes,proto3" json:"index_bytes,omitempty"`
@@ -3437,7 +5919,7 @@ type StoreUsageResponse struct {
 
 func (x *StoreUsageResponse) Reset() {
 	*x = StoreUsageResponse{}
-	mi := &file_jmq_proto_msgTypes[51]
+	mi := &file_jmq_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3449,7 +5931,7 @@ func (x *StoreUsageResponse) String() string {
 func (*StoreUsageResponse) ProtoMessage() {}
 
 func (x *StoreUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[51]
+	mi := &file_jmq_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3462,7 +5944,14 @@ func (x *StoreUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreUsageResponse.ProtoReflect.Descriptor instead.
 func (*StoreUsageResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{51}
+	return file_jmq_proto_rawDescGZIP(), []int{85}
+}
+
+func (x *StoreUsageResponse) GetBroker() string {
+	if x != nil {
+		return x.Broker
+	}
+	return ""
 }
 
 func (x *StoreUsageResponse) GetDisks() []*DiskUsage {
@@ -3590,7 +6079,7 @@ type DiskUsage struct {
 
 func (x *DiskUsage) Reset() {
 	*x = DiskUsage{}
-	mi := &file_jmq_proto_msgTypes[52]
+	mi := &file_jmq_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3602,7 +6091,7 @@ func (x *DiskUsage) String() string {
 func (*DiskUsage) ProtoMessage() {}
 
 func (x *DiskUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[52]
+	mi := &file_jmq_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3615,7 +6104,7 @@ func (x *DiskUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsage.ProtoReflect.Descriptor instead.
 func (*DiskUsage) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{52}
+	return file_jmq_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DiskUsage) GetWhat() string {
@@ -3668,7 +6157,7 @@ type StoreHold struct {
 
 func (x *StoreHold) Reset() {
 	*x = StoreHold{}
-	mi := &file_jmq_proto_msgTypes[53]
+	mi := &file_jmq_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3680,7 +6169,7 @@ func (x *StoreHold) String() string {
 func (*StoreHold) ProtoMessage() {}
 
 func (x *StoreHold) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[53]
+	mi := &file_jmq_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3693,7 +6182,7 @@ func (x *StoreHold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreHold.ProtoReflect.Descriptor instead.
 func (*StoreHold) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{53}
+	return file_jmq_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *StoreHold) GetTopic() string {
@@ -3756,7 +6245,7 @@ type StoreHole struct {
 
 func (x *StoreHole) Reset() {
 	*x = StoreHole{}
-	mi := &file_jmq_proto_msgTypes[54]
+	mi := &file_jmq_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3768,7 +6257,7 @@ func (x *StoreHole) String() string {
 func (*StoreHole) ProtoMessage() {}
 
 func (x *StoreHole) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[54]
+	mi := &file_jmq_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3781,7 +6270,7 @@ func (x *StoreHole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreHole.ProtoReflect.Descriptor instead.
 func (*StoreHole) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{54}
+	return file_jmq_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *StoreHole) GetFrom() uint64 {
@@ -3809,7 +6298,7 @@ var File_jmq_proto protoreflect.FileDescriptor
 
 const file_jmq_proto_rawDesc = "" +
 	"\n" +
-	"\tjmq.proto\x12\vjmq.wire.v1\"\xad\x01\n" +
+	"\tjmq.proto\x12\vjmq.wire.v1\"\xcd\x01\n" +
 	"\fHelloRequest\x12\x1f\n" +
 	"\vversion_min\x18\x01 \x01(\rR\n" +
 	"versionMin\x12\x1f\n" +
@@ -3818,7 +6307,10 @@ const file_jmq_proto_rawDesc = "" +
 	"\bfeatures\x18\x03 \x01(\x04R\bfeatures\x12\x1b\n" +
 	"\tclient_id\x18\x04 \x01(\tR\bclientId\x12\x10\n" +
 	"\x03app\x18\x05 \x01(\tR\x03app\x12\x10\n" +
-	"\x03sdk\x18\x06 \x01(\tR\x03sdk\"\xe1\x01\n" +
+	"\x03sdk\x18\x06 \x01(\tR\x03sdk\x12\x1e\n" +
+	"\n" +
+	"credential\x18\a \x01(\tR\n" +
+	"credential\"\xb7\x02\n" +
 	"\rHelloResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1a\n" +
 	"\bfeatures\x18\x02 \x01(\x04R\bfeatures\x12\x16\n" +
@@ -3826,11 +6318,39 @@ const file_jmq_proto_rawDesc = "" +
 	"\fbroker_group\x18\x04 \x01(\tR\vbrokerGroup\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12&\n" +
 	"\x0fframe_bytes_max\x18\x06 \x01(\rR\rframeBytesMax\x12!\n" +
-	"\fkeepalive_ms\x18\a \x01(\rR\vkeepaliveMs\"[\n" +
+	"\fkeepalive_ms\x18\a \x01(\rR\vkeepaliveMs\x12\"\n" +
+	"\fauthenticate\x18\b \x01(\bR\fauthenticate\x12\x14\n" +
+	"\x05roles\x18\t \x03(\tR\x05roles\x12\x1a\n" +
+	"\bregistry\x18\n" +
+	" \x03(\tR\bregistry\"G\n" +
+	"\x13AuthenticateRequest\x12\x1c\n" +
+	"\tmechanism\x18\x01 \x01(\tR\tmechanism\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\"q\n" +
+	"\x14AuthenticateResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\x12\x12\n" +
+	"\x04done\x18\x02 \x01(\bR\x04done\x121\n" +
+	"\bidentity\x18\x03 \x01(\v2\x15.jmq.wire.v1.IdentityR\bidentity\"\xa3\x01\n" +
+	"\bIdentity\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x1e\n" +
+	"\n" +
+	"credential\x18\x04 \x01(\tR\n" +
+	"credential\x12\x1d\n" +
+	"\n" +
+	"expires_ns\x18\x05 \x01(\x03R\texpiresNs\x12\x12\n" +
+	"\x04role\x18\x06 \x01(\tR\x04role\"\x0f\n" +
+	"\rWhoAmIRequest\"\x81\x01\n" +
+	"\x0eWhoAmIResponse\x121\n" +
+	"\bidentity\x18\x01 \x01(\v2\x15.jmq.wire.v1.IdentityR\bidentity\x12\x12\n" +
+	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\x12\x14\n" +
+	"\x05roles\x18\x04 \x03(\tR\x05roles\"q\n" +
 	"\x05Error\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\rR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12$\n" +
-	"\x0eretry_after_ms\x18\x03 \x01(\rR\fretryAfterMs\"\r\n" +
+	"\x0eretry_after_ms\x18\x03 \x01(\rR\fretryAfterMs\x12\x14\n" +
+	"\x05nodes\x18\x04 \x03(\tR\x05nodes\"\r\n" +
 	"\vPingRequest\"'\n" +
 	"\fPingResponse\x12\x17\n" +
 	"\atime_ms\x18\x01 \x01(\x03R\x06timeMs\"\x8e\x01\n" +
@@ -3911,14 +6431,217 @@ const file_jmq_proto_rawDesc = "" +
 	"\x05codes\x18\x01 \x03(\rR\x05codes\x12\x19\n" +
 	"\blease_ms\x18\x02 \x01(\rR\aleaseMs\"$\n" +
 	"\fRouteRequest\x12\x14\n" +
-	"\x05topic\x18\x01 \x01(\tR\x05topic\"\xa3\x01\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\"\xe7\x01\n" +
 	"\rRouteResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x19\n" +
 	"\btopic_id\x18\x02 \x01(\x04R\atopicId\x12 \n" +
 	"\vincarnation\x18\x03 \x01(\rR\vincarnation\x12;\n" +
 	"\n" +
 	"partitions\x18\x04 \x03(\v2\x1b.jmq.wire.v1.PartitionRouteR\n" +
-	"partitions\"g\n" +
+	"partitions\x12B\n" +
+	"\rbroker_groups\x18\x05 \x03(\v2\x1d.jmq.wire.v1.BrokerGroupRouteR\fbrokerGroups\"\xa2\x01\n" +
+	"\x10BrokerGroupRoute\x12!\n" +
+	"\fbroker_group\x18\x01 \x01(\tR\vbrokerGroup\x12\x1f\n" +
+	"\vdata_center\x18\x02 \x01(\tR\n" +
+	"dataCenter\x122\n" +
+	"\abrokers\x18\x03 \x03(\v2\x18.jmq.wire.v1.BrokerRouteR\abrokers\x12\x16\n" +
+	"\x06weight\x18\x04 \x01(\rR\x06weight\"m\n" +
+	"\vBrokerRoute\x12\x16\n" +
+	"\x06broker\x18\x01 \x01(\tR\x06broker\x12\x1c\n" +
+	"\taddresses\x18\x02 \x03(\tR\taddresses\x12\x14\n" +
+	"\x05slave\x18\x03 \x01(\bR\x05slave\x12\x12\n" +
+	"\x04away\x18\x04 \x01(\bR\x04away\"\x80\x01\n" +
+	"\x12WatchRoutesRequest\x121\n" +
+	"\x06topics\x18\x01 \x03(\v2\x19.jmq.wire.v1.WatchedTopicR\x06topics\x12\x17\n" +
+	"\await_ms\x18\x02 \x01(\rR\x06waitMs\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x03 \x01(\x04R\n" +
+	"generation\"T\n" +
+	"\fWatchedTopic\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\x04R\aversion\"\x7f\n" +
+	"\x13WatchRoutesResponse\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\x04R\n" +
+	"generation\x12,\n" +
+	"\x05views\x18\x02 \x03(\v2\x16.jmq.wire.v1.TopicViewR\x05views\x12\x1a\n" +
+	"\bregistry\x18\x03 \x03(\tR\bregistry\"\xa7\x02\n" +
+	"\tTopicView\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\x04R\aversion\x12\x12\n" +
+	"\x04code\x18\x04 \x01(\rR\x04code\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\x120\n" +
+	"\x05route\x18\x06 \x01(\v2\x1a.jmq.wire.v1.RouteResponseR\x05route\x129\n" +
+	"\bproducer\x18\a \x01(\v2\x1d.jmq.wire.v1.ProducerSettingsR\bproducer\x129\n" +
+	"\bconsumer\x18\b \x01(\v2\x1d.jmq.wire.v1.ConsumerSettingsR\bconsumer\"\xf0\x01\n" +
+	"\x10ProducerSettings\x12\"\n" +
+	"\n" +
+	"timeout_ms\x18\x01 \x01(\rH\x00R\ttimeoutMs\x88\x01\x01\x12\x17\n" +
+	"\x04near\x18\x02 \x01(\bH\x01R\x04near\x88\x01\x01\x12\x1b\n" +
+	"\x06paused\x18\x03 \x01(\bH\x02R\x06paused\x88\x01\x01\x12\x1d\n" +
+	"\aretries\x18\x04 \x01(\rH\x03R\aretries\x88\x01\x01\x12$\n" +
+	"\vdata_center\x18\x05 \x01(\tH\x04R\n" +
+	"dataCenter\x88\x01\x01B\r\n" +
+	"\v_timeout_msB\a\n" +
+	"\x05_nearB\t\n" +
+	"\a_pausedB\n" +
+	"\n" +
+	"\b_retriesB\x0e\n" +
+	"\f_data_center\"\xfe\x02\n" +
+	"\x10ConsumerSettings\x12*\n" +
+	"\x0ebatch_messages\x18\x01 \x01(\rH\x00R\rbatchMessages\x88\x01\x01\x12)\n" +
+	"\x0eack_timeout_ms\x18\x02 \x01(\rH\x01R\fackTimeoutMs\x88\x01\x01\x12%\n" +
+	"\fpoll_wait_ms\x18\x03 \x01(\rH\x02R\n" +
+	"pollWaitMs\x88\x01\x01\x12%\n" +
+	"\vconcurrency\x18\x04 \x01(\rH\x03R\vconcurrency\x88\x01\x01\x12\x1b\n" +
+	"\x06paused\x18\x05 \x01(\bH\x04R\x06paused\x88\x01\x01\x12\x17\n" +
+	"\x04near\x18\x06 \x01(\bH\x05R\x04near\x88\x01\x01\x12$\n" +
+	"\vdata_center\x18\a \x01(\tH\x06R\n" +
+	"dataCenter\x88\x01\x01B\x11\n" +
+	"\x0f_batch_messagesB\x11\n" +
+	"\x0f_ack_timeout_msB\x0f\n" +
+	"\r_poll_wait_msB\x0e\n" +
+	"\f_concurrencyB\t\n" +
+	"\a_pausedB\a\n" +
+	"\x05_nearB\x0e\n" +
+	"\f_data_center\"\x98\x01\n" +
+	"\x06Object\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x1a\n" +
+	"\brevision\x18\x04 \x01(\x04R\brevision\x12\x18\n" +
+	"\acreated\x18\x05 \x01(\x04R\acreated\x12\x12\n" +
+	"\x04spec\x18\x06 \x01(\fR\x04spec\"h\n" +
+	"\x13WatchObjectsRequest\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\x04R\n" +
+	"generation\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x17\n" +
+	"\await_ms\x18\x03 \x01(\rR\x06waitMs\"\xa9\x01\n" +
+	"\x14WatchObjectsResponse\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\x04R\n" +
+	"generation\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x14\n" +
+	"\x05reset\x18\x03 \x01(\bR\x05reset\x12\x12\n" +
+	"\x04more\x18\x04 \x01(\bR\x04more\x12-\n" +
+	"\aobjects\x18\x05 \x03(\v2\x13.jmq.wire.v1.ObjectR\aobjects\"\x9f\x03\n" +
+	"\x10HeartbeatRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
+	"\x04boot\x18\x02 \x01(\tR\x04boot\x12\x14\n" +
+	"\x05roles\x18\x03 \x03(\tR\x05roles\x12!\n" +
+	"\fbroker_group\x18\x04 \x01(\tR\vbrokerGroup\x12\x1c\n" +
+	"\taddresses\x18\x05 \x03(\tR\taddresses\x12\x1f\n" +
+	"\vdata_center\x18\x06 \x01(\tR\n" +
+	"dataCenter\x12\x16\n" +
+	"\x06labels\x18\a \x03(\tR\x06labels\x12\x18\n" +
+	"\aversion\x18\b \x01(\tR\aversion\x12\x1e\n" +
+	"\n" +
+	"generation\x18\t \x01(\x04R\n" +
+	"generation\x12)\n" +
+	"\x10metadata_version\x18\n" +
+	" \x01(\x04R\x0fmetadataVersion\x12\x14\n" +
+	"\x05state\x18\v \x01(\tR\x05state\x12\x19\n" +
+	"\bbytes_in\x18\f \x01(\x04R\abytesIn\x12\x1b\n" +
+	"\tbytes_out\x18\r \x01(\x04R\bbytesOut\x12 \n" +
+	"\vconnections\x18\x0e \x01(\rR\vconnections\"\x81\x01\n" +
+	"\x11HeartbeatResponse\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\x04R\n" +
+	"generation\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x1a\n" +
+	"\bregistry\x18\x03 \x03(\tR\bregistry\x12\x16\n" +
+	"\x06stored\x18\x04 \x01(\bR\x06stored\"\x12\n" +
+	"\x10ListNodesRequest\"\x92\x01\n" +
+	"\x11ListNodesResponse\x12'\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x11.jmq.wire.v1.NodeR\x05nodes\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
+	"generation\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\x04R\aversion\x12\x1a\n" +
+	"\bdatabase\x18\x04 \x01(\tR\bdatabase\"j\n" +
+	"\x04Node\x121\n" +
+	"\x04last\x18\x01 \x01(\v2\x1d.jmq.wire.v1.HeartbeatRequestR\x04last\x12\x12\n" +
+	"\x04away\x18\x02 \x01(\bR\x04away\x12\x1b\n" +
+	"\tsilent_ms\x18\x03 \x01(\x03R\bsilentMs\"\x8a\x01\n" +
+	"\x12ListObjectsRequest\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06prefix\x18\x03 \x01(\tR\x06prefix\x12\x14\n" +
+	"\x05after\x18\x04 \x01(\tR\x05after\x12\x14\n" +
+	"\x05limit\x18\x05 \x01(\rR\x05limit\"\x92\x01\n" +
+	"\x13ListObjectsResponse\x12-\n" +
+	"\aobjects\x18\x01 \x03(\v2\x13.jmq.wire.v1.ObjectR\aobjects\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
+	"generation\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\x04R\aversion\x12\x12\n" +
+	"\x04more\x18\x04 \x01(\bR\x04more\"x\n" +
+	"\x13ApplyObjectsRequest\x120\n" +
+	"\x06writes\x18\x01 \x03(\v2\x18.jmq.wire.v1.ObjectWriteR\x06writes\x12\x17\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"|\n" +
+	"\vObjectWrite\x12+\n" +
+	"\x06object\x18\x01 \x01(\v2\x13.jmq.wire.v1.ObjectR\x06object\x12\x16\n" +
+	"\x06expect\x18\x02 \x01(\x04R\x06expect\x12\x16\n" +
+	"\x06create\x18\x03 \x01(\bR\x06create\x12\x10\n" +
+	"\x03any\x18\x04 \x01(\bR\x03any\"\x81\x01\n" +
+	"\x14ApplyObjectsResponse\x123\n" +
+	"\achanges\x18\x01 \x03(\v2\x19.jmq.wire.v1.ObjectChangeR\achanges\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x1a\n" +
+	"\bwarnings\x18\x03 \x03(\tR\bwarnings\"~\n" +
+	"\fObjectChange\x12\x16\n" +
+	"\x06change\x18\x01 \x01(\tR\x06change\x12+\n" +
+	"\x06before\x18\x02 \x01(\v2\x13.jmq.wire.v1.ObjectR\x06before\x12)\n" +
+	"\x05after\x18\x03 \x01(\v2\x13.jmq.wire.v1.ObjectR\x05after\"\xa3\x01\n" +
+	"\x17CreateCredentialRequest\x12\x1d\n" +
+	"\n" +
+	"owner_kind\x18\x01 \x01(\tR\townerKind\x12\x14\n" +
+	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x1d\n" +
+	"\n" +
+	"expires_ns\x18\x04 \x01(\x03R\texpiresNs\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"a\n" +
+	"\x18CreateCredentialResponse\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06secret\x18\x02 \x01(\tR\x06secret\x12\x1d\n" +
+	"\n" +
+	"expires_ns\x18\x03 \x01(\x03R\texpiresNs\"\xb3\x01\n" +
+	"\x10ListAuditRequest\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x10\n" +
+	"\x03who\x18\x04 \x01(\tR\x03who\x12\x19\n" +
+	"\bsince_ns\x18\x05 \x01(\x03R\asinceNs\x12\x16\n" +
+	"\x06before\x18\x06 \x01(\x04R\x06before\x12\x14\n" +
+	"\x05limit\x18\a \x01(\rR\x05limit\"Z\n" +
+	"\x11ListAuditResponse\x121\n" +
+	"\aentries\x18\x01 \x03(\v2\x17.jmq.wire.v1.AuditEntryR\aentries\x12\x12\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"\x99\x02\n" +
+	"\n" +
+	"AuditEntry\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x17\n" +
+	"\atime_ns\x18\x03 \x01(\x03R\x06timeNs\x12\x10\n" +
+	"\x03who\x18\x04 \x01(\tR\x03who\x12\x12\n" +
+	"\x04addr\x18\x05 \x01(\tR\x04addr\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x16\n" +
+	"\x06change\x18\a \x01(\tR\x06change\x12\x12\n" +
+	"\x04kind\x18\b \x01(\tR\x04kind\x12\x1c\n" +
+	"\tnamespace\x18\t \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\n" +
+	" \x01(\tR\x04name\x12\x16\n" +
+	"\x06before\x18\v \x01(\fR\x06before\x12\x14\n" +
+	"\x05after\x18\f \x01(\fR\x05after\".\n" +
+	"\x14NewGenerationRequest\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"Q\n" +
+	"\x15NewGenerationResponse\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\x04R\n" +
+	"generation\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\"g\n" +
 	"\x0ePartitionRoute\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12!\n" +
 	"\fbroker_group\x18\x02 \x01(\tR\vbrokerGroup\x12\x14\n" +
@@ -3978,21 +6701,22 @@ const file_jmq_proto_rawDesc = "" +
 	"partitions\x18\x02 \x03(\v2\x1b.jmq.wire.v1.TopicPartitionR\n" +
 	"partitions\x12\x16\n" +
 	"\x06groups\x18\x03 \x03(\tR\x06groups\x128\n" +
-	"\teffective\x18\x04 \x01(\v2\x1a.jmq.wire.v1.TopicSettingsR\teffective\"\xa6\x01\n" +
+	"\teffective\x18\x04 \x01(\v2\x1a.jmq.wire.v1.TopicSettingsR\teffective\"\xc9\x01\n" +
 	"\x0eTopicPartition\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x14\n" +
 	"\x05first\x18\x02 \x01(\x04R\x05first\x12\x10\n" +
 	"\x03end\x18\x03 \x01(\x04R\x03end\x12\x14\n" +
 	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\x12\x1b\n" +
 	"\toldest_ns\x18\x05 \x01(\x03R\boldestNs\x12\x1b\n" +
-	"\tnewest_ns\x18\x06 \x01(\x03R\bnewestNs\"=\n" +
+	"\tnewest_ns\x18\x06 \x01(\x03R\bnewestNs\x12!\n" +
+	"\fbroker_group\x18\x1e \x01(\tR\vbrokerGroup\"=\n" +
 	"\x0fGroupLagRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\"O\n" +
 	"\x10GroupLagResponse\x12;\n" +
 	"\n" +
 	"partitions\x18\x01 \x03(\v2\x1b.jmq.wire.v1.GroupPartitionR\n" +
-	"partitions\"\xfb\x02\n" +
+	"partitions\"\x9e\x03\n" +
 	"\x0eGroupPartition\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x14\n" +
@@ -4011,12 +6735,13 @@ const file_jmq_proto_rawDesc = "" +
 	"\x06leases\x18\v \x01(\rR\x06leases\x12\x18\n" +
 	"\aexpired\x18\f \x01(\x04R\aexpired\x12!\n" +
 	"\fattempts_max\x18\r \x01(\rR\vattemptsMax\x12\x1b\n" +
-	"\toldest_ns\x18\x0e \x01(\x03R\boldestNs\"?\n" +
+	"\toldest_ns\x18\x0e \x01(\x03R\boldestNs\x12!\n" +
+	"\fbroker_group\x18\x1e \x01(\tR\vbrokerGroup\"?\n" +
 	"\x11ListGroupsRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\"G\n" +
 	"\x12ListGroupsResponse\x121\n" +
-	"\x06groups\x18\x01 \x03(\v2\x19.jmq.wire.v1.GroupSummaryR\x06groups\"\xdd\x02\n" +
+	"\x06groups\x18\x01 \x03(\v2\x19.jmq.wire.v1.GroupSummaryR\x06groups\"\x80\x03\n" +
 	"\fGroupSummary\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x120\n" +
@@ -4032,7 +6757,8 @@ const file_jmq_proto_rawDesc = "" +
 	"\tabandoned\x18\n" +
 	" \x01(\bR\tabandoned\x126\n" +
 	"\n" +
-	"last_reset\x18\v \x01(\v2\x17.jmq.wire.v1.GroupResetR\tlastReset\"O\n" +
+	"last_reset\x18\v \x01(\v2\x17.jmq.wire.v1.GroupResetR\tlastReset\x12!\n" +
+	"\fbroker_group\x18\x1e \x01(\tR\vbrokerGroup\"O\n" +
 	"\n" +
 	"GroupReset\x12\x17\n" +
 	"\atime_ns\x18\x01 \x01(\x03R\x06timeNs\x12\x10\n" +
@@ -4053,7 +6779,7 @@ const file_jmq_proto_rawDesc = "" +
 	"\x11SeekGroupResponse\x12:\n" +
 	"\n" +
 	"partitions\x18\x01 \x03(\v2\x1a.jmq.wire.v1.SeekPartitionR\n" +
-	"partitions\"\xdd\x01\n" +
+	"partitions\"\x80\x02\n" +
 	"\rSeekPartition\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x14\n" +
 	"\x05first\x18\x02 \x01(\x04R\x05first\x12\x10\n" +
@@ -4065,7 +6791,8 @@ const file_jmq_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\b \x01(\rR\n" +
 	"generation\x12\x10\n" +
-	"\x03cut\x18\t \x01(\bR\x03cut\"\x89\x01\n" +
+	"\x03cut\x18\t \x01(\bR\x03cut\x12!\n" +
+	"\fbroker_group\x18\x1e \x01(\tR\vbrokerGroup\"\x89\x01\n" +
 	"\x11AlterGroupRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x120\n" +
@@ -4094,8 +6821,9 @@ const file_jmq_proto_rawDesc = "" +
 	"\x03gap\x18\x05 \x01(\rR\x03gap\x12\x18\n" +
 	"\abatches\x18\x06 \x01(\fR\abatches\"0\n" +
 	"\x11StoreUsageRequest\x12\x1b\n" +
-	"\tholds_max\x18\x01 \x01(\rR\bholdsMax\"\xa1\x04\n" +
-	"\x12StoreUsageResponse\x12,\n" +
+	"\tholds_max\x18\x01 \x01(\rR\bholdsMax\"\xb9\x04\n" +
+	"\x12StoreUsageResponse\x12\x16\n" +
+	"\x06broker\x18\x1e \x01(\tR\x06broker\x12,\n" +
 	"\x05disks\x18\x01 \x03(\v2\x16.jmq.wire.v1.DiskUsageR\x05disks\x12#\n" +
 	"\rjournal_bytes\x18\x02 \x01(\x04R\fjournalBytes\x12\x1f\n" +
 	"\vindex_bytes\x18\x03 \x01(\x04R\n" +
@@ -4146,95 +6874,148 @@ func file_jmq_proto_rawDescGZIP() []byte {
 	return file_jmq_proto_rawDescData
 }
 
-var file_jmq_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_jmq_proto_msgTypes = make([]protoimpl.MessageInfo, 89)
 var file_jmq_proto_goTypes = []any{
-	(*HelloRequest)(nil),          // 0: jmq.wire.v1.HelloRequest
-	(*HelloResponse)(nil),         // 1: jmq.wire.v1.HelloResponse
-	(*Error)(nil),                 // 2: jmq.wire.v1.Error
-	(*PingRequest)(nil),           // 3: jmq.wire.v1.PingRequest
-	(*PingResponse)(nil),          // 4: jmq.wire.v1.PingResponse
-	(*ProduceRequestHeader)(nil),  // 5: jmq.wire.v1.ProduceRequestHeader
-	(*ProduceResponseHeader)(nil), // 6: jmq.wire.v1.ProduceResponseHeader
-	(*FetchRequestHeader)(nil),    // 7: jmq.wire.v1.FetchRequestHeader
-	(*FetchResponseHeader)(nil),   // 8: jmq.wire.v1.FetchResponseHeader
-	(*AckItem)(nil),               // 9: jmq.wire.v1.AckItem
-	(*AckRequestHeader)(nil),      // 10: jmq.wire.v1.AckRequestHeader
-	(*AckResponseHeader)(nil),     // 11: jmq.wire.v1.AckResponseHeader
-	(*SubscribeRequest)(nil),      // 12: jmq.wire.v1.SubscribeRequest
-	(*SubscribeResponse)(nil),     // 13: jmq.wire.v1.SubscribeResponse
-	(*GroupPolicy)(nil),           // 14: jmq.wire.v1.GroupPolicy
-	(*ExtendRequest)(nil),         // 15: jmq.wire.v1.ExtendRequest
-	(*LeaseName)(nil),             // 16: jmq.wire.v1.LeaseName
-	(*ExtendResponse)(nil),        // 17: jmq.wire.v1.ExtendResponse
-	(*RouteRequest)(nil),          // 18: jmq.wire.v1.RouteRequest
-	(*RouteResponse)(nil),         // 19: jmq.wire.v1.RouteResponse
-	(*PartitionRoute)(nil),        // 20: jmq.wire.v1.PartitionRoute
-	(*CreateTopicRequest)(nil),    // 21: jmq.wire.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil),   // 22: jmq.wire.v1.CreateTopicResponse
-	(*Topic)(nil),                 // 23: jmq.wire.v1.Topic
-	(*TopicSettings)(nil),         // 24: jmq.wire.v1.TopicSettings
-	(*AlterTopicRequest)(nil),     // 25: jmq.wire.v1.AlterTopicRequest
-	(*AlterTopicResponse)(nil),    // 26: jmq.wire.v1.AlterTopicResponse
-	(*DeleteTopicRequest)(nil),    // 27: jmq.wire.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),   // 28: jmq.wire.v1.DeleteTopicResponse
-	(*ListTopicsRequest)(nil),     // 29: jmq.wire.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),    // 30: jmq.wire.v1.ListTopicsResponse
-	(*DescribeTopicRequest)(nil),  // 31: jmq.wire.v1.DescribeTopicRequest
-	(*DescribeTopicResponse)(nil), // 32: jmq.wire.v1.DescribeTopicResponse
-	(*TopicPartition)(nil),        // 33: jmq.wire.v1.TopicPartition
-	(*GroupLagRequest)(nil),       // 34: jmq.wire.v1.GroupLagRequest
-	(*GroupLagResponse)(nil),      // 35: jmq.wire.v1.GroupLagResponse
-	(*GroupPartition)(nil),        // 36: jmq.wire.v1.GroupPartition
-	(*ListGroupsRequest)(nil),     // 37: jmq.wire.v1.ListGroupsRequest
-	(*ListGroupsResponse)(nil),    // 38: jmq.wire.v1.ListGroupsResponse
-	(*GroupSummary)(nil),          // 39: jmq.wire.v1.GroupSummary
-	(*GroupReset)(nil),            // 40: jmq.wire.v1.GroupReset
-	(*SeekGroupRequest)(nil),      // 41: jmq.wire.v1.SeekGroupRequest
-	(*SeekGroupResponse)(nil),     // 42: jmq.wire.v1.SeekGroupResponse
-	(*SeekPartition)(nil),         // 43: jmq.wire.v1.SeekPartition
-	(*AlterGroupRequest)(nil),     // 44: jmq.wire.v1.AlterGroupRequest
-	(*AlterGroupResponse)(nil),    // 45: jmq.wire.v1.AlterGroupResponse
-	(*RemoveGroupRequest)(nil),    // 46: jmq.wire.v1.RemoveGroupRequest
-	(*RemoveGroupResponse)(nil),   // 47: jmq.wire.v1.RemoveGroupResponse
-	(*PeekRequest)(nil),           // 48: jmq.wire.v1.PeekRequest
-	(*PeekResponse)(nil),          // 49: jmq.wire.v1.PeekResponse
-	(*StoreUsageRequest)(nil),     // 50: jmq.wire.v1.StoreUsageRequest
-	(*StoreUsageResponse)(nil),    // 51: jmq.wire.v1.StoreUsageResponse
-	(*DiskUsage)(nil),             // 52: jmq.wire.v1.DiskUsage
-	(*StoreHold)(nil),             // 53: jmq.wire.v1.StoreHold
-	(*StoreHole)(nil),             // 54: jmq.wire.v1.StoreHole
+	(*HelloRequest)(nil),             // 0: jmq.wire.v1.HelloRequest
+	(*HelloResponse)(nil),            // 1: jmq.wire.v1.HelloResponse
+	(*AuthenticateRequest)(nil),      // 2: jmq.wire.v1.AuthenticateRequest
+	(*AuthenticateResponse)(nil),     // 3: jmq.wire.v1.AuthenticateResponse
+	(*Identity)(nil),                 // 4: jmq.wire.v1.Identity
+	(*WhoAmIRequest)(nil),            // 5: jmq.wire.v1.WhoAmIRequest
+	(*WhoAmIResponse)(nil),           // 6: jmq.wire.v1.WhoAmIResponse
+	(*Error)(nil),                    // 7: jmq.wire.v1.Error
+	(*PingRequest)(nil),              // 8: jmq.wire.v1.PingRequest
+	(*PingResponse)(nil),             // 9: jmq.wire.v1.PingResponse
+	(*ProduceRequestHeader)(nil),     // 10: jmq.wire.v1.ProduceRequestHeader
+	(*ProduceResponseHeader)(nil),    // 11: jmq.wire.v1.ProduceResponseHeader
+	(*FetchRequestHeader)(nil),       // 12: jmq.wire.v1.FetchRequestHeader
+	(*FetchResponseHeader)(nil),      // 13: jmq.wire.v1.FetchResponseHeader
+	(*AckItem)(nil),                  // 14: jmq.wire.v1.AckItem
+	(*AckRequestHeader)(nil),         // 15: jmq.wire.v1.AckRequestHeader
+	(*AckResponseHeader)(nil),        // 16: jmq.wire.v1.AckResponseHeader
+	(*SubscribeRequest)(nil),         // 17: jmq.wire.v1.SubscribeRequest
+	(*SubscribeResponse)(nil),        // 18: jmq.wire.v1.SubscribeResponse
+	(*GroupPolicy)(nil),              // 19: jmq.wire.v1.GroupPolicy
+	(*ExtendRequest)(nil),            // 20: jmq.wire.v1.ExtendRequest
+	(*LeaseName)(nil),                // 21: jmq.wire.v1.LeaseName
+	(*ExtendResponse)(nil),           // 22: jmq.wire.v1.ExtendResponse
+	(*RouteRequest)(nil),             // 23: jmq.wire.v1.RouteRequest
+	(*RouteResponse)(nil),            // 24: jmq.wire.v1.RouteResponse
+	(*BrokerGroupRoute)(nil),         // 25: jmq.wire.v1.BrokerGroupRoute
+	(*BrokerRoute)(nil),              // 26: jmq.wire.v1.BrokerRoute
+	(*WatchRoutesRequest)(nil),       // 27: jmq.wire.v1.WatchRoutesRequest
+	(*WatchedTopic)(nil),             // 28: jmq.wire.v1.WatchedTopic
+	(*WatchRoutesResponse)(nil),      // 29: jmq.wire.v1.WatchRoutesResponse
+	(*TopicView)(nil),                // 30: jmq.wire.v1.TopicView
+	(*ProducerSettings)(nil),         // 31: jmq.wire.v1.ProducerSettings
+	(*ConsumerSettings)(nil),         // 32: jmq.wire.v1.ConsumerSettings
+	(*Object)(nil),                   // 33: jmq.wire.v1.Object
+	(*WatchObjectsRequest)(nil),      // 34: jmq.wire.v1.WatchObjectsRequest
+	(*WatchObjectsResponse)(nil),     // 35: jmq.wire.v1.WatchObjectsResponse
+	(*HeartbeatRequest)(nil),         // 36: jmq.wire.v1.HeartbeatRequest
+	(*HeartbeatResponse)(nil),        // 37: jmq.wire.v1.HeartbeatResponse
+	(*ListNodesRequest)(nil),         // 38: jmq.wire.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),        // 39: jmq.wire.v1.ListNodesResponse
+	(*Node)(nil),                     // 40: jmq.wire.v1.Node
+	(*ListObjectsRequest)(nil),       // 41: jmq.wire.v1.ListObjectsRequest
+	(*ListObjectsResponse)(nil),      // 42: jmq.wire.v1.ListObjectsResponse
+	(*ApplyObjectsRequest)(nil),      // 43: jmq.wire.v1.ApplyObjectsRequest
+	(*ObjectWrite)(nil),              // 44: jmq.wire.v1.ObjectWrite
+	(*ApplyObjectsResponse)(nil),     // 45: jmq.wire.v1.ApplyObjectsResponse
+	(*ObjectChange)(nil),             // 46: jmq.wire.v1.ObjectChange
+	(*CreateCredentialRequest)(nil),  // 47: jmq.wire.v1.CreateCredentialRequest
+	(*CreateCredentialResponse)(nil), // 48: jmq.wire.v1.CreateCredentialResponse
+	(*ListAuditRequest)(nil),         // 49: jmq.wire.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),        // 50: jmq.wire.v1.ListAuditResponse
+	(*AuditEntry)(nil),               // 51: jmq.wire.v1.AuditEntry
+	(*NewGenerationRequest)(nil),     // 52: jmq.wire.v1.NewGenerationRequest
+	(*NewGenerationResponse)(nil),    // 53: jmq.wire.v1.NewGenerationResponse
+	(*PartitionRoute)(nil),           // 54: jmq.wire.v1.PartitionRoute
+	(*CreateTopicRequest)(nil),       // 55: jmq.wire.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),      // 56: jmq.wire.v1.CreateTopicResponse
+	(*Topic)(nil),                    // 57: jmq.wire.v1.Topic
+	(*TopicSettings)(nil),            // 58: jmq.wire.v1.TopicSettings
+	(*AlterTopicRequest)(nil),        // 59: jmq.wire.v1.AlterTopicRequest
+	(*AlterTopicResponse)(nil),       // 60: jmq.wire.v1.AlterTopicResponse
+	(*DeleteTopicRequest)(nil),       // 61: jmq.wire.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),      // 62: jmq.wire.v1.DeleteTopicResponse
+	(*ListTopicsRequest)(nil),        // 63: jmq.wire.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),       // 64: jmq.wire.v1.ListTopicsResponse
+	(*DescribeTopicRequest)(nil),     // 65: jmq.wire.v1.DescribeTopicRequest
+	(*DescribeTopicResponse)(nil),    // 66: jmq.wire.v1.DescribeTopicResponse
+	(*TopicPartition)(nil),           // 67: jmq.wire.v1.TopicPartition
+	(*GroupLagRequest)(nil),          // 68: jmq.wire.v1.GroupLagRequest
+	(*GroupLagResponse)(nil),         // 69: jmq.wire.v1.GroupLagResponse
+	(*GroupPartition)(nil),           // 70: jmq.wire.v1.GroupPartition
+	(*ListGroupsRequest)(nil),        // 71: jmq.wire.v1.ListGroupsRequest
+	(*ListGroupsResponse)(nil),       // 72: jmq.wire.v1.ListGroupsResponse
+	(*GroupSummary)(nil),             // 73: jmq.wire.v1.GroupSummary
+	(*GroupReset)(nil),               // 74: jmq.wire.v1.GroupReset
+	(*SeekGroupRequest)(nil),         // 75: jmq.wire.v1.SeekGroupRequest
+	(*SeekGroupResponse)(nil),        // 76: jmq.wire.v1.SeekGroupResponse
+	(*SeekPartition)(nil),            // 77: jmq.wire.v1.SeekPartition
+	(*AlterGroupRequest)(nil),        // 78: jmq.wire.v1.AlterGroupRequest
+	(*AlterGroupResponse)(nil),       // 79: jmq.wire.v1.AlterGroupResponse
+	(*RemoveGroupRequest)(nil),       // 80: jmq.wire.v1.RemoveGroupRequest
+	(*RemoveGroupResponse)(nil),      // 81: jmq.wire.v1.RemoveGroupResponse
+	(*PeekRequest)(nil),              // 82: jmq.wire.v1.PeekRequest
+	(*PeekResponse)(nil),             // 83: jmq.wire.v1.PeekResponse
+	(*StoreUsageRequest)(nil),        // 84: jmq.wire.v1.StoreUsageRequest
+	(*StoreUsageResponse)(nil),       // 85: jmq.wire.v1.StoreUsageResponse
+	(*DiskUsage)(nil),                // 86: jmq.wire.v1.DiskUsage
+	(*StoreHold)(nil),                // 87: jmq.wire.v1.StoreHold
+	(*StoreHole)(nil),                // 88: jmq.wire.v1.StoreHole
 }
 var file_jmq_proto_depIdxs = []int32{
-	9,  // 0: jmq.wire.v1.AckRequestHeader.items:type_name -> jmq.wire.v1.AckItem
-	14, // 1: jmq.wire.v1.SubscribeRequest.policy:type_name -> jmq.wire.v1.GroupPolicy
-	14, // 2: jmq.wire.v1.SubscribeResponse.policy:type_name -> jmq.wire.v1.GroupPolicy
-	16, // 3: jmq.wire.v1.ExtendRequest.leases:type_name -> jmq.wire.v1.LeaseName
-	20, // 4: jmq.wire.v1.RouteResponse.partitions:type_name -> jmq.wire.v1.PartitionRoute
-	24, // 5: jmq.wire.v1.CreateTopicRequest.settings:type_name -> jmq.wire.v1.TopicSettings
-	23, // 6: jmq.wire.v1.CreateTopicResponse.topic:type_name -> jmq.wire.v1.Topic
-	24, // 7: jmq.wire.v1.Topic.settings:type_name -> jmq.wire.v1.TopicSettings
-	24, // 8: jmq.wire.v1.AlterTopicRequest.settings:type_name -> jmq.wire.v1.TopicSettings
-	23, // 9: jmq.wire.v1.AlterTopicResponse.topic:type_name -> jmq.wire.v1.Topic
-	23, // 10: jmq.wire.v1.DeleteTopicResponse.topic:type_name -> jmq.wire.v1.Topic
-	23, // 11: jmq.wire.v1.ListTopicsResponse.topics:type_name -> jmq.wire.v1.Topic
-	23, // 12: jmq.wire.v1.DescribeTopicResponse.topic:type_name -> jmq.wire.v1.Topic
-	33, // 13: jmq.wire.v1.DescribeTopicResponse.partitions:type_name -> jmq.wire.v1.TopicPartition
-	24, // 14: jmq.wire.v1.DescribeTopicResponse.effective:type_name -> jmq.wire.v1.TopicSettings
-	36, // 15: jmq.wire.v1.GroupLagResponse.partitions:type_name -> jmq.wire.v1.GroupPartition
-	39, // 16: jmq.wire.v1.ListGroupsResponse.groups:type_name -> jmq.wire.v1.GroupSummary
-	14, // 17: jmq.wire.v1.GroupSummary.policy:type_name -> jmq.wire.v1.GroupPolicy
-	40, // 18: jmq.wire.v1.GroupSummary.last_reset:type_name -> jmq.wire.v1.GroupReset
-	43, // 19: jmq.wire.v1.SeekGroupResponse.partitions:type_name -> jmq.wire.v1.SeekPartition
-	14, // 20: jmq.wire.v1.AlterGroupRequest.policy:type_name -> jmq.wire.v1.GroupPolicy
-	14, // 21: jmq.wire.v1.AlterGroupResponse.policy:type_name -> jmq.wire.v1.GroupPolicy
-	52, // 22: jmq.wire.v1.StoreUsageResponse.disks:type_name -> jmq.wire.v1.DiskUsage
-	53, // 23: jmq.wire.v1.StoreUsageResponse.holds:type_name -> jmq.wire.v1.StoreHold
-	54, // 24: jmq.wire.v1.StoreUsageResponse.holes:type_name -> jmq.wire.v1.StoreHole
-	25, // [25:25] is the sub-list for method output_type
-	25, // [25:25] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	4,  // 0: jmq.wire.v1.AuthenticateResponse.identity:type_name -> jmq.wire.v1.Identity
+	4,  // 1: jmq.wire.v1.WhoAmIResponse.identity:type_name -> jmq.wire.v1.Identity
+	14, // 2: jmq.wire.v1.AckRequestHeader.items:type_name -> jmq.wire.v1.AckItem
+	19, // 3: jmq.wire.v1.SubscribeRequest.policy:type_name -> jmq.wire.v1.GroupPolicy
+	19, // 4: jmq.wire.v1.SubscribeResponse.policy:type_name -> jmq.wire.v1.GroupPolicy
+	21, // 5: jmq.wire.v1.ExtendRequest.leases:type_name -> jmq.wire.v1.LeaseName
+	54, // 6: jmq.wire.v1.RouteResponse.partitions:type_name -> jmq.wire.v1.PartitionRoute
+	25, // 7: jmq.wire.v1.RouteResponse.broker_groups:type_name -> jmq.wire.v1.BrokerGroupRoute
+	26, // 8: jmq.wire.v1.BrokerGroupRoute.brokers:type_name -> jmq.wire.v1.BrokerRoute
+	28, // 9: jmq.wire.v1.WatchRoutesRequest.topics:type_name -> jmq.wire.v1.WatchedTopic
+	30, // 10: jmq.wire.v1.WatchRoutesResponse.views:type_name -> jmq.wire.v1.TopicView
+	24, // 11: jmq.wire.v1.TopicView.route:type_name -> jmq.wire.v1.RouteResponse
+	31, // 12: jmq.wire.v1.TopicView.producer:type_name -> jmq.wire.v1.ProducerSettings
+	32, // 13: jmq.wire.v1.TopicView.consumer:type_name -> jmq.wire.v1.ConsumerSettings
+	33, // 14: jmq.wire.v1.WatchObjectsResponse.objects:type_name -> jmq.wire.v1.Object
+	40, // 15: jmq.wire.v1.ListNodesResponse.nodes:type_name -> jmq.wire.v1.Node
+	36, // 16: jmq.wire.v1.Node.last:type_name -> jmq.wire.v1.HeartbeatRequest
+	33, // 17: jmq.wire.v1.ListObjectsResponse.objects:type_name -> jmq.wire.v1.Object
+	44, // 18: jmq.wire.v1.ApplyObjectsRequest.writes:type_name -> jmq.wire.v1.ObjectWrite
+	33, // 19: jmq.wire.v1.ObjectWrite.object:type_name -> jmq.wire.v1.Object
+	46, // 20: jmq.wire.v1.ApplyObjectsResponse.changes:type_name -> jmq.wire.v1.ObjectChange
+	33, // 21: jmq.wire.v1.ObjectChange.before:type_name -> jmq.wire.v1.Object
+	33, // 22: jmq.wire.v1.ObjectChange.after:type_name -> jmq.wire.v1.Object
+	51, // 23: jmq.wire.v1.ListAuditResponse.entries:type_name -> jmq.wire.v1.AuditEntry
+	58, // 24: jmq.wire.v1.CreateTopicRequest.settings:type_name -> jmq.wire.v1.TopicSettings
+	57, // 25: jmq.wire.v1.CreateTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	58, // 26: jmq.wire.v1.Topic.settings:type_name -> jmq.wire.v1.TopicSettings
+	58, // 27: jmq.wire.v1.AlterTopicRequest.settings:type_name -> jmq.wire.v1.TopicSettings
+	57, // 28: jmq.wire.v1.AlterTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	57, // 29: jmq.wire.v1.DeleteTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	57, // 30: jmq.wire.v1.ListTopicsResponse.topics:type_name -> jmq.wire.v1.Topic
+	57, // 31: jmq.wire.v1.DescribeTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	67, // 32: jmq.wire.v1.DescribeTopicResponse.partitions:type_name -> jmq.wire.v1.TopicPartition
+	58, // 33: jmq.wire.v1.DescribeTopicResponse.effective:type_name -> jmq.wire.v1.TopicSettings
+	70, // 34: jmq.wire.v1.GroupLagResponse.partitions:type_name -> jmq.wire.v1.GroupPartition
+	73, // 35: jmq.wire.v1.ListGroupsResponse.groups:type_name -> jmq.wire.v1.GroupSummary
+	19, // 36: jmq.wire.v1.GroupSummary.policy:type_name -> jmq.wire.v1.GroupPolicy
+	74, // 37: jmq.wire.v1.GroupSummary.last_reset:type_name -> jmq.wire.v1.GroupReset
+	77, // 38: jmq.wire.v1.SeekGroupResponse.partitions:type_name -> jmq.wire.v1.SeekPartition
+	19, // 39: jmq.wire.v1.AlterGroupRequest.policy:type_name -> jmq.wire.v1.GroupPolicy
+	19, // 40: jmq.wire.v1.AlterGroupResponse.policy:type_name -> jmq.wire.v1.GroupPolicy
+	86, // 41: jmq.wire.v1.StoreUsageResponse.disks:type_name -> jmq.wire.v1.DiskUsage
+	87, // 42: jmq.wire.v1.StoreUsageResponse.holds:type_name -> jmq.wire.v1.StoreHold
+	88, // 43: jmq.wire.v1.StoreUsageResponse.holes:type_name -> jmq.wire.v1.StoreHole
+	44, // [44:44] is the sub-list for method output_type
+	44, // [44:44] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_jmq_proto_init() }
@@ -4242,15 +7023,17 @@ func file_jmq_proto_init() {
 	if File_jmq_proto != nil {
 		return
 	}
-	file_jmq_proto_msgTypes[24].OneofWrappers = []any{}
-	file_jmq_proto_msgTypes[25].OneofWrappers = []any{}
+	file_jmq_proto_msgTypes[31].OneofWrappers = []any{}
+	file_jmq_proto_msgTypes[32].OneofWrappers = []any{}
+	file_jmq_proto_msgTypes[58].OneofWrappers = []any{}
+	file_jmq_proto_msgTypes[59].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_jmq_proto_rawDesc), len(file_jmq_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   55,
+			NumMessages:   89,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
