@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the tests need beside Go. Nothing yet: the broker keeps everything in its own files. The scripts of
-# services that later roles need (Redis, MySQL, HBase) are called from here.
+# Installs what the tests need beside Go: MariaDB, as binaries without a service (scripts/testenv starts it). As root on
+# Debian it installs; elsewhere it prints the line to run and fails only where the tests cannot do without.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 for tool in git "${GO:-go}"; do
@@ -10,4 +10,36 @@ if ! command -v gcc >/dev/null; then
 	echo "deps: gcc is missing: the tests with -race need it (the product does not)" >&2
 	exit 1
 fi
-echo "deps: nothing to install"
+
+# Not mariadb-server: that one brings a service which would start by itself, here or at the next boot.
+packages=(mariadb-server-core mariadb-client-core)
+
+have() { # a program, also where a user's PATH does not look
+	command -v "$1" >/dev/null || test -x "/usr/sbin/$1" || test -x "/usr/libexec/$1"
+}
+
+if [ -n "${JMQ_TEST_MYSQL:-}" ] && ! have mariadbd; then
+	echo "deps: MariaDB is missing; JMQ_TEST_MYSQL names a server, so only the tests that stop and kill one need it"
+elif have mariadbd && have mariadb-install-db; then
+	:
+elif [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+	echo "deps: installing ${packages[*]}"
+	export DEBIAN_FRONTEND=noninteractive
+	lock=(-o DPkg::Lock::Timeout=300 -o APT::Get::Lock::Timeout=300 -o Acquire::Retries=3)
+	install=(apt-get "${lock[@]}" install -y -qq --no-install-recommends "${packages[@]}")
+	log=$(mktemp)
+	trap 'rm -f "$log"' EXIT
+	# The lists that are there will do, if they name packages that can be fetched still.
+	if ! "${install[@]}" >"$log" 2>&1 && ! { apt-get "${lock[@]}" update -qq && "${install[@]}"; } >"$log" 2>&1; then
+		tail -n 20 "$log" >&2
+		echo "deps: cannot install ${packages[*]}" >&2
+		exit 1
+	fi
+	echo "deps: installed ${packages[*]}"
+else
+	echo "deps: MariaDB is missing: the tests that need it cannot run; on Debian and Ubuntu:" >&2
+	echo "  sudo apt-get install --no-install-recommends ${packages[*]}" >&2
+	echo "deps: or name a MySQL or MariaDB server for them: JMQ_TEST_MYSQL='user:password@tcp(host:port)/'" >&2
+	exit 1
+fi
+echo "deps: all is there"

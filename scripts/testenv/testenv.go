@@ -1,0 +1,57 @@
+// Package testenv starts real servers for tests and for programs under scripts, on free ports of the loopback address.
+//
+// A test that needs a database says MariaDB(t): one server a test process, one fresh database a test. A test that stops, kills or
+// pauses a server starts its own: NewMariaDB(t). Where the server's program is missing the test is skipped, and the reason names
+// the package; it fails instead when JMQ_TEST_REQUIRE (a list with commas) names the server or is all. JMQ_TEST_MYSQL, a DSN whose user may create
+// databases, puts another server, say a MySQL, in the place of the shared one.
+//
+// A package whose tests use the shared server hands its tests to Main, which stops it at the end:
+//
+//	func TestMain(m *testing.M) { goleak.VerifyTestMain(testenv.Main(m)) }
+//
+// Nothing outlives the process in any case: the kernel ends servers when it ends, and folders that one left are removed by the next.
+package testenv
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// M runs the tests of a package and stops what they shared.
+type M struct{ m *testing.M }
+
+// Main is for TestMain.
+func Main(m *testing.M) *M { return &M{m} }
+
+// Run runs the tests.
+func (m *M) Run() int {
+	code := m.m.Run()
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.server != nil {
+		_ = shared.server.Remove() // the next process removes what stays
+		shared.server = nil
+	}
+	return code
+}
+
+// shared is the one server of this process; started at first use.
+var shared struct {
+	sync.Mutex
+	server *Server
+	err    error
+}
+
+// missing skips the test, or fails it where the server is required.
+func missing(t testing.TB, server string, err error) {
+	t.Helper()
+	required := strings.Split(os.Getenv("JMQ_TEST_REQUIRE"), ",")
+	if slices.Contains(required, server) || slices.Contains(required, "all") {
+		t.Fatalf("%v (JMQ_TEST_REQUIRE asks for it)", err)
+	} else {
+		t.Skip(err)
+	}
+}
