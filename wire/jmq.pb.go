@@ -1875,12 +1875,14 @@ func (x *BrokerRoute) GetAway() bool {
 // WatchRoutes is how a client learns of routes and settings: it tells what it knows, and is answered when something of
 // that is not so any more, at the latest after wait_ms. Every node that holds metadata answers it.
 type WatchRoutesRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Topics        []*WatchedTopic        `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`                // at most 1,000; a client with more runs several
-	WaitMs        uint32                 `protobuf:"varint,2,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"` // at most 60,000; 0: answer at once
-	Generation    uint64                 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`       // of the metadata that the client knows; 0: nothing yet
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Topics     []*WatchedTopic        `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`                // at most 1,000; a client with more runs several
+	WaitMs     uint32                 `protobuf:"varint,2,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"` // at most 60,000; 0: answer at once
+	Generation uint64                 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`       // of the metadata that the client knows; 0: nothing yet
+	// WatchRoutesResponse.metadata_version of the last answer: a node that knows less waits until it knows as much. 0: any.
+	MetadataVersion uint64 `protobuf:"varint,4,opt,name=metadata_version,json=metadataVersion,proto3" json:"metadata_version,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *WatchRoutesRequest) Reset() {
@@ -1934,11 +1936,18 @@ func (x *WatchRoutesRequest) GetGeneration() uint64 {
 	return 0
 }
 
+func (x *WatchRoutesRequest) GetMetadataVersion() uint64 {
+	if x != nil {
+		return x.MetadataVersion
+	}
+	return 0
+}
+
 type WatchedTopic struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
 	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`      // a consumer's; empty: a producer's
-	Version       uint64                 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"` // TopicView.version that is known; 0: nothing yet
+	Version       uint64                 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"` // TopicView.version that is known, as it was told; 0: nothing yet
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1995,12 +2004,13 @@ func (x *WatchedTopic) GetVersion() uint64 {
 }
 
 type WatchRoutesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
-	Views         []*TopicView           `protobuf:"bytes,2,rep,name=views,proto3" json:"views,omitempty"`       // those that differ from what was known; empty: nothing changed
-	Registry      []string               `protobuf:"bytes,3,rep,name=registry,proto3" json:"registry,omitempty"` // addresses of registry nodes that live
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Generation      uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	Views           []*TopicView           `protobuf:"bytes,2,rep,name=views,proto3" json:"views,omitempty"`                                             // those that differ from what was known; empty: nothing changed
+	Registry        []string               `protobuf:"bytes,3,rep,name=registry,proto3" json:"registry,omitempty"`                                       // addresses of registry nodes that live
+	MetadataVersion uint64                 `protobuf:"varint,4,opt,name=metadata_version,json=metadataVersion,proto3" json:"metadata_version,omitempty"` // what the node knows
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *WatchRoutesResponse) Reset() {
@@ -2054,17 +2064,25 @@ func (x *WatchRoutesResponse) GetRegistry() []string {
 	return nil
 }
 
+func (x *WatchRoutesResponse) GetMetadataVersion() uint64 {
+	if x != nil {
+		return x.MetadataVersion
+	}
+	return 0
+}
+
 // TopicView is a topic as one client sees it.
 type TopicView struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
-	Version       uint64                 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
-	Code          uint32                 `protobuf:"varint,4,opt,name=code,proto3" json:"code,omitempty"` // not 0: it may not be used: topic-not-found, forbidden, ...
-	Message       string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
-	Route         *RouteResponse         `protobuf:"bytes,6,opt,name=route,proto3" json:"route,omitempty"`
-	Producer      *ProducerSettings      `protobuf:"bytes,7,opt,name=producer,proto3" json:"producer,omitempty"` // without a group
-	Consumer      *ConsumerSettings      `protobuf:"bytes,8,opt,name=consumer,proto3" json:"consumer,omitempty"` // with one
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Group string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	// A digest of the view: the same at all nodes while it says the same. One is not newer than another by being higher.
+	Version       uint64            `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
+	Code          uint32            `protobuf:"varint,4,opt,name=code,proto3" json:"code,omitempty"` // not 0: it may not be used: topic-not-found, forbidden, ...
+	Message       string            `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
+	Route         *RouteResponse    `protobuf:"bytes,6,opt,name=route,proto3" json:"route,omitempty"`
+	Producer      *ProducerSettings `protobuf:"bytes,7,opt,name=producer,proto3" json:"producer,omitempty"` // without a group
+	Consumer      *ConsumerSettings `protobuf:"bytes,8,opt,name=consumer,proto3" json:"consumer,omitempty"` // with one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2416,6 +2434,7 @@ type WatchObjectsRequest struct {
 	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"` // what is known; 0: nothing
 	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
 	WaitMs        uint32                 `protobuf:"varint,3,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	Since         uint64                 `protobuf:"varint,4,opt,name=since,proto3" json:"since,omitempty"` // that of the last answer
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2471,13 +2490,22 @@ func (x *WatchObjectsRequest) GetWaitMs() uint32 {
 	return 0
 }
 
+func (x *WatchObjectsRequest) GetSince() uint64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
 type WatchObjectsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
-	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"` // what is known with these objects; with more: up to here
-	Reset_        bool                   `protobuf:"varint,3,opt,name=reset,proto3" json:"reset,omitempty"`     // forget all that was known: these are the first of everything
-	More          bool                   `protobuf:"varint,4,opt,name=more,proto3" json:"more,omitempty"`       // ask again at once
-	Objects       []*Object              `protobuf:"bytes,5,rep,name=objects,proto3" json:"objects,omitempty"`  // deleted ones with empty spec
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Generation uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	Version    uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"` // what is known with these objects; with more: up to here
+	Reset_     bool                   `protobuf:"varint,3,opt,name=reset,proto3" json:"reset,omitempty"`     // forget all that was known: these are the first of everything
+	More       bool                   `protobuf:"varint,4,opt,name=more,proto3" json:"more,omitempty"`       // ask again at once
+	Objects    []*Object              `protobuf:"bytes,5,rep,name=objects,proto3" json:"objects,omitempty"`  // deleted ones with empty spec
+	// Not 0: these pages tell everything anew, and deletions only of versions above this one.
+	Since         uint64 `protobuf:"varint,6,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2545,6 +2573,13 @@ func (x *WatchObjectsResponse) GetObjects() []*Object {
 		return x.Objects
 	}
 	return nil
+}
+
+func (x *WatchObjectsResponse) GetSince() uint64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
 }
 
 // Heartbeat: a node lives. The first one of a boot registers it.
@@ -6450,23 +6485,25 @@ const file_jmq_proto_rawDesc = "" +
 	"\x06broker\x18\x01 \x01(\tR\x06broker\x12\x1c\n" +
 	"\taddresses\x18\x02 \x03(\tR\taddresses\x12\x14\n" +
 	"\x05slave\x18\x03 \x01(\bR\x05slave\x12\x12\n" +
-	"\x04away\x18\x04 \x01(\bR\x04away\"\x80\x01\n" +
+	"\x04away\x18\x04 \x01(\bR\x04away\"\xab\x01\n" +
 	"\x12WatchRoutesRequest\x121\n" +
 	"\x06topics\x18\x01 \x03(\v2\x19.jmq.wire.v1.WatchedTopicR\x06topics\x12\x17\n" +
 	"\await_ms\x18\x02 \x01(\rR\x06waitMs\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x03 \x01(\x04R\n" +
-	"generation\"T\n" +
+	"generation\x12)\n" +
+	"\x10metadata_version\x18\x04 \x01(\x04R\x0fmetadataVersion\"T\n" +
 	"\fWatchedTopic\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x18\n" +
-	"\aversion\x18\x03 \x01(\x04R\aversion\"\x7f\n" +
+	"\aversion\x18\x03 \x01(\x04R\aversion\"\xaa\x01\n" +
 	"\x13WatchRoutesResponse\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12,\n" +
 	"\x05views\x18\x02 \x03(\v2\x16.jmq.wire.v1.TopicViewR\x05views\x12\x1a\n" +
-	"\bregistry\x18\x03 \x03(\tR\bregistry\"\xa7\x02\n" +
+	"\bregistry\x18\x03 \x03(\tR\bregistry\x12)\n" +
+	"\x10metadata_version\x18\x04 \x01(\x04R\x0fmetadataVersion\"\xa7\x02\n" +
 	"\tTopicView\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x18\n" +
@@ -6513,13 +6550,14 @@ const file_jmq_proto_rawDesc = "" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x1a\n" +
 	"\brevision\x18\x04 \x01(\x04R\brevision\x12\x18\n" +
 	"\acreated\x18\x05 \x01(\x04R\acreated\x12\x12\n" +
-	"\x04spec\x18\x06 \x01(\fR\x04spec\"h\n" +
+	"\x04spec\x18\x06 \x01(\fR\x04spec\"~\n" +
 	"\x13WatchObjectsRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x17\n" +
-	"\await_ms\x18\x03 \x01(\rR\x06waitMs\"\xa9\x01\n" +
+	"\await_ms\x18\x03 \x01(\rR\x06waitMs\x12\x14\n" +
+	"\x05since\x18\x04 \x01(\x04R\x05since\"\xbf\x01\n" +
 	"\x14WatchObjectsResponse\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -6527,7 +6565,8 @@ const file_jmq_proto_rawDesc = "" +
 	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x14\n" +
 	"\x05reset\x18\x03 \x01(\bR\x05reset\x12\x12\n" +
 	"\x04more\x18\x04 \x01(\bR\x04more\x12-\n" +
-	"\aobjects\x18\x05 \x03(\v2\x13.jmq.wire.v1.ObjectR\aobjects\"\x9f\x03\n" +
+	"\aobjects\x18\x05 \x03(\v2\x13.jmq.wire.v1.ObjectR\aobjects\x12\x14\n" +
+	"\x05since\x18\x06 \x01(\x04R\x05since\"\x9f\x03\n" +
 	"\x10HeartbeatRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12\x14\n" +
