@@ -58,6 +58,9 @@ func Dial(ctx context.Context, addresses string, opts ...Option) (*Client, error
 	c.stopping, c.stop = context.WithCancel(context.Background())
 	c.sends.init()
 	c.runs.init()
+	for _, w := range o.warnings {
+		o.logger.Warn(w)
+	}
 	c.cluster = newCluster(o, addrs, ulid.ULID(c.producer).String())
 	c.cluster.connected = c.connected
 	if err := c.cluster.start(ctx); err != nil {

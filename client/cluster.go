@@ -17,6 +17,8 @@ const sdkName = "jmq-go/0.1"
 const (
 	reconnectMin = 20 * time.Millisecond
 	reconnectMax = 2 * time.Second
+	refusedMin   = time.Second // when the credentials are not taken
+	refusedMax   = 15 * time.Second
 	callTimeout  = 5 * time.Second // of one attempt of a call that is no send, fetch or ack
 )
 
@@ -126,6 +128,12 @@ func (c *Cluster) serve(s *slot, first chan<- error) {
 				told = true
 				c.o.logger.Warn("no connection to the broker, trying on", "err", err)
 			}
+			if codeOf(err) == wire.CodeUnauthenticated {
+				pause = max(pause, refusedMin)
+				c.sleep(pause)
+				pause = min(2*pause, refusedMax)
+				continue
+			}
 			c.sleep(pause)
 			pause = min(2*pause, reconnectMax)
 			continue
@@ -179,7 +187,19 @@ func (c *Cluster) connect() (*link, error) {
 	c.mu.Unlock()
 	ctx, cancel := context.WithTimeout(c.ctx, c.o.dialTimeout)
 	defer cancel()
+	var who wire.Credentials
+	if c.o.credentials != nil {
+		var err error
+		if who, err = c.o.credentials(); err != nil {
+			err = wire.Errorf(wire.CodeUnauthenticated, "%v", err)
+			c.setFailure(err)
+			return nil, newError(opDial, "", -1, addr, err)
+		}
+	}
 	nc, err := c.o.dial(ctx, addr)
+	if err == nil && c.o.tls != nil {
+		nc, err = c.o.encrypt(ctx, nc, addr)
+	}
 	if err != nil {
 		err = wire.Errorf(wire.CodeDisconnected, "%v", err)
 		c.setFailure(err)
@@ -191,7 +211,10 @@ func (c *Cluster) connect() (*link, error) {
 		defer c.ran.Done()
 		l.Serve() // why it ended is l.Err's to say
 	}()
-	hello, err := l.Hello(ctx, &wire.HelloRequest{ClientId: c.clientID, App: c.o.app, Sdk: sdkName})
+	hello, err := l.Hello(ctx, &wire.HelloRequest{ClientId: c.clientID, App: c.o.app, Sdk: sdkName, Credential: who.ID})
+	if err == nil {
+		err = c.o.authenticate(ctx, l, who, hello)
+	}
 	if err != nil {
 		if ctx.Err() != nil {
 			err = wire.Errorf(wire.CodeTimeout, "no answer to the hello within %v", c.o.dialTimeout)
@@ -228,7 +251,7 @@ func (c *Cluster) none() error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e, ok := errors.AsType[*wire.CodeError](c.mu.failure); ok && e.Code == wire.CodeDisconnected {
+	if e, ok := errors.AsType[*wire.CodeError](c.mu.failure); ok && (e.Code == wire.CodeDisconnected || e.Code == wire.CodeUnauthenticated) {
 		return e
 	}
 	if c.mu.failure != nil {

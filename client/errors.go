@@ -35,8 +35,8 @@ var (
 
 	ErrInvalid      = errors.New("client: a value that may not be")
 	ErrTooLarge     = errors.New("client: too large")
-	ErrNotFound     = errors.New("client: no such topic, partition or group")
-	ErrExists       = errors.New("client: the topic exists with another shape")
+	ErrNotFound     = errors.New("client: no such topic, partition, group or object")
+	ErrExists       = errors.New("client: it exists already, or with another shape")
 	ErrLeaseExpired = errors.New("client: the lease ran out; the message comes again")
 	ErrLeaseForeign = errors.New("client: another member holds the lease")
 	ErrLeaseUnknown = errors.New("client: the broker restarted since; the message comes again")
@@ -53,6 +53,14 @@ var (
 	ErrUnsupported  = errors.New("client: not spoken by this broker")
 	ErrCorrupt      = errors.New("client: a checksum is wrong")
 	ErrInternal     = errors.New("client: the broker has a defect")
+
+	ErrUnauthenticated = errors.New("client: no identity, or one that is not good any more")
+	ErrForbidden       = errors.New("client: not allowed")
+	ErrLimited         = errors.New("client: above a limit")
+	ErrRoleElsewhere   = errors.New("client: another node has this role")
+	ErrConflict        = errors.New("client: it was changed meanwhile")
+	ErrInUse           = errors.New("client: other objects name it")
+	ErrMetadataAway    = errors.New("client: the metadata cannot be changed now")
 )
 
 // sentinels has what errors.Is answers for each code.
@@ -65,6 +73,9 @@ var sentinels = map[wire.Code]error{
 	wire.CodeBusy: ErrBusy, wire.CodeStopping: ErrStopping, wire.CodeFailed: ErrBroken, wire.CodeTooMany: ErrBusy,
 	wire.CodeNoSpace: ErrDiskFull, wire.CodeInternal: ErrInternal, wire.CodeTimeout: ErrTimeout,
 	wire.CodeDisconnected: ErrDisconnected, wire.CodeClosed: ErrClosed, wire.CodePaused: ErrPaused, wire.CodeMembers: ErrMembers,
+	wire.CodeUnauthenticated: ErrUnauthenticated, wire.CodeForbidden: ErrForbidden, wire.CodeLimited: ErrLimited,
+	wire.CodeRoleElsewhere: ErrRoleElsewhere, wire.CodeConflict: ErrConflict, wire.CodeNotFound: ErrNotFound, wire.CodeExists: ErrExists,
+	wire.CodeInUse: ErrInUse, wire.CodeMetadataAway: ErrMetadataAway,
 }
 
 // Error is what every call of this package returns when a broker, or the way to it, is the matter.

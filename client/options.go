@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -20,6 +21,10 @@ type options struct {
 	logger      *slog.Logger
 	dialTimeout time.Duration
 	dial        func(ctx context.Context, addr string) (net.Conn, error)
+	tls         *tls.Config                      // nil: plain
+	credentials func() (wire.Credentials, error) // nil: none; asked for each connection
+	dataCenter  string                           // empty: as the registry finds by the address
+	warnings    []string                         // for the logger
 }
 
 func newOptions(list []Option) (*options, error) {
@@ -81,6 +86,17 @@ func WithDialer(dial func(ctx context.Context, addr string) (net.Conn, error)) O
 			return errors.New("WithDialer: nil")
 		}
 		o.dial = dial
+		return nil
+	}
+}
+
+// WithDataCenter says where the client is, for broker groups that are near. Default: what the registry knows of its address.
+func WithDataCenter(name string) Option {
+	return func(o *options) error {
+		o.dataCenter = name
+		if name == "" {
+			return errors.New("WithDataCenter: empty")
+		}
 		return nil
 	}
 }

@@ -1,0 +1,83 @@
+package client
+
+import (
+	"context"
+
+	"github.com/jmqio/jmq/wire"
+	"google.golang.org/protobuf/proto"
+)
+
+var _ wire.Registry = (*Cluster)(nil)
+
+// WatchRoutes implements wire.Registry: it asks one node that holds metadata.
+func (c *Cluster) WatchRoutes(ctx context.Context, r *wire.WatchRoutesRequest, done func(*wire.WatchRoutesResponse, error)) {
+	watch(ctx, c, wire.CommandWatchRoutes, r, new(wire.WatchRoutesResponse), done)
+}
+
+// WatchObjects implements wire.Registry.
+func (c *Cluster) WatchObjects(ctx context.Context, r *wire.WatchObjectsRequest, done func(*wire.WatchObjectsResponse, error)) {
+	watch(ctx, c, wire.CommandWatchObjects, r, new(wire.WatchObjectsResponse), done)
+}
+
+func watch[R proto.Message](ctx context.Context, c *Cluster, command wire.Command, request proto.Message, response R, done func(R, error)) {
+	var none R
+	header, err := proto.Marshal(request)
+	if err != nil {
+		done(none, wire.Errorf(wire.CodeInvalid, "the request cannot be encoded: %v", err))
+		return
+	}
+	c.remote(ctx, wire.CodeTimeout, command, header, nil, func(_ *link, f wire.Frame, err error) {
+		if err == nil {
+			if err = proto.Unmarshal(f.Header, response); err != nil {
+				err = wire.Errorf(wire.CodeMalformed, "the answer cannot be read: %v", err)
+			}
+		}
+		if err != nil {
+			done(none, err)
+			return
+		}
+		done(response, nil)
+	}, ignoreLate)
+}
+
+// Heartbeat implements wire.Registry.
+func (c *Cluster) Heartbeat(ctx context.Context, r *wire.HeartbeatRequest) (*wire.HeartbeatResponse, error) {
+	return called(new(wire.HeartbeatResponse), func(out *wire.HeartbeatResponse) error { return c.one(ctx, wire.CommandHeartbeat, r, out) })
+}
+
+// ListNodes implements wire.Registry.
+func (c *Cluster) ListNodes(ctx context.Context, r *wire.ListNodesRequest) (*wire.ListNodesResponse, error) {
+	return called(new(wire.ListNodesResponse), func(out *wire.ListNodesResponse) error { return c.one(ctx, wire.CommandListNodes, r, out) })
+}
+
+// ListObjects implements wire.Registry.
+func (c *Cluster) ListObjects(ctx context.Context, r *wire.ListObjectsRequest) (*wire.ListObjectsResponse, error) {
+	return called(new(wire.ListObjectsResponse), func(out *wire.ListObjectsResponse) error { return c.one(ctx, wire.CommandListObjects, r, out) })
+}
+
+// ApplyObjects implements wire.Registry.
+func (c *Cluster) ApplyObjects(ctx context.Context, r *wire.ApplyObjectsRequest) (*wire.ApplyObjectsResponse, error) {
+	return called(new(wire.ApplyObjectsResponse), func(out *wire.ApplyObjectsResponse) error { return c.one(ctx, wire.CommandApplyObjects, r, out) })
+}
+
+// CreateCredential implements wire.Registry.
+func (c *Cluster) CreateCredential(ctx context.Context, r *wire.CreateCredentialRequest) (*wire.CreateCredentialResponse, error) {
+	return called(new(wire.CreateCredentialResponse), func(out *wire.CreateCredentialResponse) error {
+		return c.one(ctx, wire.CommandCreateCredential, r, out)
+	})
+}
+
+// ListAudit implements wire.Registry.
+func (c *Cluster) ListAudit(ctx context.Context, r *wire.ListAuditRequest) (*wire.ListAuditResponse, error) {
+	return called(new(wire.ListAuditResponse), func(out *wire.ListAuditResponse) error { return c.one(ctx, wire.CommandListAudit, r, out) })
+}
+
+// NewGeneration implements wire.Registry.
+func (c *Cluster) NewGeneration(ctx context.Context, r *wire.NewGenerationRequest) (*wire.NewGenerationResponse, error) {
+	return called(new(wire.NewGenerationResponse), func(out *wire.NewGenerationResponse) error { return c.one(ctx, wire.CommandNewGeneration, r, out) })
+}
+
+// WhoAmI says as whom the client is known, and who answers.
+func (c *Cluster) WhoAmI(ctx context.Context, r *wire.WhoAmIRequest) (*wire.WhoAmIResponse, error) {
+	return called(new(wire.WhoAmIResponse), func(out *wire.WhoAmIResponse) error { return c.one(ctx, wire.CommandWhoAmI, r, out) })
+}
