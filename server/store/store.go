@@ -34,6 +34,14 @@ type Topic struct {
 	Partitions  uint32 // 1..65536
 	Created     int64  // unix nanoseconds
 	Settings    Settings
+	Origin      Origin // zero: nobody but this store knows it
+}
+
+// Origin says which topic of a registry this is, and since when it is as it is. The store only keeps it.
+type Origin struct {
+	Generation uint64 // of the metadata: in another one Created may name something else
+	Created    uint64 // the version that created it: with the name, its incarnation there
+	Version    uint64 // of the metadata by which it was made or altered last: what an older version says of it is old
 }
 
 // Settings is what can be changed of a topic. The zero value is the default.
@@ -49,6 +57,7 @@ type Settings struct {
 type Change struct {
 	Partitions uint32    // 0: as many as there are; fewer cannot be
 	Settings   *Settings // nil: as they are; else all of them
+	Origin     *Origin   // nil: as it is
 	Who, Why   string    // for people who read the journal; cut to 4 KiB
 }
 
@@ -150,7 +159,7 @@ type Store interface {
 	Kick()
 
 	// CreateTopic appends a topic record and returns the topic when it is committed; ErrTopicExists with the topic as it is. Of t
-	// namespace, name, partitions and settings are used; who is for people who read the journal.
+	// namespace, name, partitions, settings and origin are used; who is for people who read the journal.
 	// Of several at one time for one name one creates it and the others get ErrTopicExists. ctx bounds the waiting only: the
 	// topic may come into being after its end. ErrTopic: name (1 to 255 bytes) or partitions (1 to 65536) cannot be.
 	CreateTopic(ctx context.Context, t Topic, who string) (Topic, error)

@@ -18,7 +18,7 @@ import (
 // A topic record's payload (journal.KindTopic), little-endian. Each holds the topic as it is after the change, of a delete
 // as it was before: so a record says all by itself, also where the one before it was lost.
 //
-//	 0  version         u8    2
+//	 0  version         u8    2, or 3 with an origin
 //	 1  operation       u8    1 create, 2 alter, 3 delete
 //	 2  flags           u8    1 discardUnconsumed, 2 pauseProduce, 4 pauseConsume
 //	 3  nameLength      u8
@@ -31,10 +31,15 @@ import (
 //	40  retentionBytes  i64
 //	48  whoLength       u16
 //	50  whyLength       u16
-//	52  name, who, why
+//	52  generation      u64   of the origin, and the next two: of version 3 only
+//	60  created         u64
+//	68  version         u64
+//	52 or 76  name, who, why
 const (
-	topicVersion    = 2
-	topicFixedBytes = 52
+	topicVersion       = 2
+	topicVersionOrigin = 3
+	topicFixedBytes    = 52
+	topicOriginBytes   = 24
 
 	flagDiscardUnconsumed = 1
 	flagPauseProduce      = 2
@@ -92,7 +97,11 @@ func AppendTopicRecord(b []byte, r *TopicRecord) []byte {
 			flags |= f.flag
 		}
 	}
-	b = append(b, topicVersion, byte(r.Operation), flags, byte(len(t.Name)))
+	version := byte(topicVersion)
+	if t.Origin != (Origin{}) {
+		version = topicVersionOrigin
+	}
+	b = append(b, version, byte(r.Operation), flags, byte(len(t.Name)))
 	b = binary.LittleEndian.AppendUint32(b, t.Namespace)
 	b = binary.LittleEndian.AppendUint64(b, uint64(t.ID))
 	b = binary.LittleEndian.AppendUint32(b, t.Incarnation)
@@ -102,6 +111,11 @@ func AppendTopicRecord(b []byte, r *TopicRecord) []byte {
 	b = binary.LittleEndian.AppendUint64(b, uint64(t.Settings.RetentionBytes))
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(who)))
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(why)))
+	if version == topicVersionOrigin {
+		b = binary.LittleEndian.AppendUint64(b, t.Origin.Generation)
+		b = binary.LittleEndian.AppendUint64(b, t.Origin.Created)
+		b = binary.LittleEndian.AppendUint64(b, t.Origin.Version)
+	}
 	b = append(b, t.Name...)
 	b = append(b, who...)
 	return append(b, why...)
@@ -128,18 +142,21 @@ func parseTopic(b []byte) (r TopicRecord, rest []byte, err error) {
 	switch {
 	case len(b) < topicFixedBytes:
 		return r, nil, fmt.Errorf("%w: %d bytes", errTopicRecord, len(b))
-	case b[0] != topicVersion:
-		return r, nil, fmt.Errorf("%w: version %d, this program reads %d", errTopicRecord, b[0], topicVersion)
+	case b[0] != topicVersion && b[0] != topicVersionOrigin:
+		return r, nil, fmt.Errorf("%w: version %d, this program reads %d and %d", errTopicRecord, b[0], topicVersion, topicVersionOrigin)
 	case b[1] < byte(TopicCreate) || b[1] > byte(TopicDelete):
 		return r, nil, fmt.Errorf("%w: operation %d is not known", errTopicRecord, b[1])
 	case b[2] >= flagPauseConsume<<1:
 		return r, nil, fmt.Errorf("%w: flags %#x are not known", errTopicRecord, b[2])
 	}
-	name, who, why := int(b[3]), int(binary.LittleEndian.Uint16(b[48:])), int(binary.LittleEndian.Uint16(b[50:]))
-	if who > TopicReasonBytesMax || why > TopicReasonBytesMax || len(b) < topicFixedBytes+name+who+why {
-		return r, nil, fmt.Errorf("%w: name, who or why is cut or too long", errTopicRecord)
+	name, who, why, fixed := int(b[3]), int(binary.LittleEndian.Uint16(b[48:])), int(binary.LittleEndian.Uint16(b[50:])), topicFixedBytes
+	if b[0] == topicVersionOrigin {
+		fixed += topicOriginBytes
 	}
-	text := b[topicFixedBytes:]
+	if who > TopicReasonBytesMax || why > TopicReasonBytesMax || len(b) < fixed+name+who+why {
+		return r, nil, fmt.Errorf("%w: origin, name, who or why is cut or too long", errTopicRecord)
+	}
+	text := b[fixed:]
 	r = TopicRecord{
 		Operation: TopicOperation(b[1]),
 		Topic: Topic{
@@ -159,6 +176,13 @@ func parseTopic(b []byte) (r TopicRecord, rest []byte, err error) {
 		},
 		Who: string(text[name : name+who]),
 		Why: string(text[name+who : name+who+why]),
+	}
+	if b[0] == topicVersionOrigin {
+		o := b[topicFixedBytes:]
+		r.Topic.Origin = Origin{binary.LittleEndian.Uint64(o), binary.LittleEndian.Uint64(o[8:]), binary.LittleEndian.Uint64(o[16:])}
+		if r.Topic.Origin == (Origin{}) {
+			return r, nil, fmt.Errorf("%w: version %d without an origin", errTopicRecord, b[0])
+		}
 	}
 	if r.Topic.ID == 0 || r.Topic.Incarnation == 0 {
 		return r, nil, fmt.Errorf("%w: topic %d, incarnation %d", errTopicRecord, r.Topic.ID, r.Topic.Incarnation)

@@ -27,7 +27,11 @@ func change(op TopicOperation, t *Topic) journal.Record {
 }
 
 func topicNumber(n int) *Topic {
-	return &Topic{Namespace: uint32(n % 3), ID: TopicID(n), Incarnation: uint32(n), Name: fmt.Sprint("topic-", n), Partitions: uint32(n), Created: int64(n) * 1e9}
+	t := &Topic{Namespace: uint32(n % 3), ID: TopicID(n), Incarnation: uint32(n), Name: fmt.Sprint("topic-", n), Partitions: uint32(n), Created: int64(n) * 1e9}
+	if n%2 == 0 {
+		t.Origin = Origin{Generation: uint64(n), Created: uint64(n) << 32, Version: uint64(n)<<32 + 1}
+	}
+	return t
 }
 
 // TestTopics applies records in and out of the order of ids, finds the topics while others are added, and restores them from
@@ -114,7 +118,10 @@ func TestTopicsRefuse(t *testing.T) {
 		"cut":                     good[:len(good)-1],
 		"longer":                  append(slices.Clone(good), 0),
 		"version 1":               with(0, 1),
-		"version 3":               with(0, 3),
+		"version 4":               with(0, 4),
+		"cut origin":              with(0, 3),
+		"no origin":               with(0, 3)[:topicFixedBytes],
+		"origin 0":                append(append(with(0, 3)[:topicFixedBytes:topicFixedBytes], make([]byte, topicOriginBytes)...), good[topicFixedBytes:]...),
 		"operation 0":             with(1, 0),
 		"operation 4":             with(1, 4),
 		"flags":                   with(2, 8),
@@ -278,11 +285,14 @@ func TestGolden(t *testing.T) {
 	}
 	altered := topic
 	altered.Settings = Settings{RetentionAge: time.Hour, RetentionBytes: -1, DiscardUnconsumed: true, PauseConsume: true}
+	known := altered
+	known.Origin = Origin{Generation: 1, Created: 259, Version: 4711}
 	var b bytes.Buffer
-	for _, r := range []TopicRecord{{Operation: TopicCreate, Topic: topic}, {Operation: TopicAlter, Topic: altered, Who: "ops 10.0.0.1:9", Why: "full disk"}} {
+	for _, r := range []TopicRecord{{Operation: TopicCreate, Topic: topic}, {Operation: TopicAlter, Topic: altered, Who: "ops 10.0.0.1:9", Why: "full disk"},
+		{Operation: TopicAlter, Topic: known, Who: "the registry"}} {
 		fmt.Fprintf(&b, "# %d %+v %s, %s\n%s", r.Operation, r.Topic, r.Who, r.Why, hex.Dump(AppendTopicRecord(nil, &r)))
 	}
-	if err := a.Apply(change(TopicAlter, &altered)); err != nil {
+	if err := a.Apply(change(TopicAlter, &known)); err != nil {
 		t.Fatal(err)
 	}
 	fmt.Fprintf(&b, "# snapshot\n%s", hex.Dump(a.Snapshot(nil)))
@@ -306,6 +316,7 @@ func TestGolden(t *testing.T) {
 
 func FuzzTopicRecord(f *testing.F) {
 	f.Add(created(topicNumber(7)).Payload)
+	f.Add(created(topicNumber(8)).Payload)
 	f.Add([]byte(strings.Repeat("\x01", 40)))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -278,6 +278,9 @@ func (s *Store) AlterTopic(ctx context.Context, id store.TopicID, incarnation ui
 		if c.Settings != nil {
 			r.Topic.Settings = *c.Settings
 		}
+		if c.Origin != nil {
+			r.Topic.Origin = *c.Origin
+		}
 		return r.Topic.Check()
 	})
 }
