@@ -22,6 +22,11 @@ type Options struct {
 	Offsets *offset.Table
 	// BrokerGroup is told in routes.
 	BrokerGroup string
+	// Metadata says that a registry rules this broker: rights, limits and topics are those of the snapshots given to Apply, nothing
+	// is served before the first, and topics are made by Apply only. false: everybody may do everything.
+	Metadata bool
+	// Route answers Route on a broker with Metadata. nil: it tells this broker group's partitions only.
+	Route func(context.Context, *wire.RouteRequest) (*wire.RouteResponse, error)
 	// AckTimeout is how long a lease lasts. 0: 5 minutes.
 	AckTimeout time.Duration
 	// Grace is how long leases outlive their client's last connection. 0: 10 seconds; below 0: not at all.
@@ -121,6 +126,7 @@ type Broker struct {
 	changes  chan struct{}                  // has room for one: alterations, deletions and resets come one after another
 	heavy    chan struct{}                  // has room for one: what looks at many partitions or reads messages for an operator
 	refusing atomic.Pointer[wire.CodeError] // why no message is taken; nil: they are
+	metadata metadata
 	metrics  metrics
 	produces sync.Pool // *produceCall
 	buffers  sync.Pool // *[]byte, of fetches
@@ -158,6 +164,7 @@ func New(o Options) *Broker {
 	b.acks.init(b)
 	b.watch.b = b
 	b.births.init()
+	b.metadata.init()
 	b.readers.start(b, b.o.Readers)
 	return b
 }

@@ -48,7 +48,8 @@ func (b *Broker) AlterGroup(ctx context.Context, r *wire.AlterGroupRequest) (*wi
 	policy, err := policyOf(r.Policy)
 	if err == nil {
 		err = b.change(ctx, r.Reason, func(ctx context.Context) error {
-			return b.alterGroup(ctx, r.Topic, r.Group, policy, r.Reason)
+			who := wire.PeerFrom(ctx)
+			return b.alterGroup(who.Namespace, r.Topic, r.Group, policy, whoText(who), r.Reason)
 		})
 	}
 	if err != nil {
@@ -57,9 +58,8 @@ func (b *Broker) AlterGroup(ctx context.Context, r *wire.AlterGroupRequest) (*wi
 	return &wire.AlterGroupResponse{Policy: policyMessage(policy)}, nil
 }
 
-func (b *Broker) alterGroup(ctx context.Context, topic, group string, policy offset.Policy, why string) error {
-	who := wire.PeerFrom(ctx)
-	t, q, err := b.queue(who.Namespace, topic, group)
+func (b *Broker) alterGroup(namespace uint32, topic, group string, policy offset.Policy, who, why string) error {
+	t, q, err := b.queue(namespace, topic, group)
 	if err != nil {
 		return err
 	}
@@ -67,13 +67,13 @@ func (b *Broker) alterGroup(ctx context.Context, topic, group string, policy off
 	if ok && same(was, policy) {
 		return nil
 	}
-	err = b.reset(&offset.Reset{Operation: offset.Alter, Namespace: who.Namespace, Group: q.Group, GroupName: group, Topic: q.Topic, TopicName: t.Name,
-		Policy: policy, Who: whoText(who), Why: why})
+	err = b.reset(&offset.Reset{Operation: offset.Alter, Namespace: namespace, Group: q.Group, GroupName: group, Topic: q.Topic, TopicName: t.Name,
+		Policy: policy, Who: who, Why: why})
 	if err != nil {
 		return err
 	}
 	b.dispatch.Reload(q)
-	b.o.Logger.Info("a group was altered", "topic", t.Name, "group", group, "policy", policy, "was", was, "who", whoText(who), "why", why)
+	b.o.Logger.Info("a group was altered", "topic", t.Name, "group", group, "policy", policy, "was", was, "who", who, "why", why)
 	return nil
 }
 

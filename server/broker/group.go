@@ -153,7 +153,7 @@ func (b *Broker) subscribed(ctx context.Context, r *wire.SubscribeRequest, names
 		return has, nil
 	}
 	return policy, b.change(ctx, "", func(ctx context.Context) error {
-		return b.alterGroup(ctx, r.Topic, r.Group, policy, "a subscription")
+		return b.alterGroup(namespace, r.Topic, r.Group, policy, whoText(wire.PeerFrom(ctx)), "a subscription")
 	})
 }
 

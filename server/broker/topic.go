@@ -35,6 +35,9 @@ func (b *Broker) createTopic(ctx context.Context, r *wire.CreateTopicRequest) (s
 	if err := b.check(); err != nil {
 		return store.Topic{}, err
 	}
+	if err := b.ruled(); err != nil {
+		return store.Topic{}, err
+	}
 	if err := wire.CheckTopic(r.Topic); err != nil {
 		return store.Topic{}, err
 	}
@@ -49,13 +52,7 @@ func (b *Broker) createTopic(ctx context.Context, r *wire.CreateTopicRequest) (s
 	t, there := b.store.Topic(who.Namespace, r.Topic)
 	err = error(store.ErrTopicExists)
 	if !there {
-		if err := b.room.topic(b, int(r.Partitions)); err != nil {
-			return store.Topic{}, err
-		}
-		wanted := store.Topic{Namespace: who.Namespace, Name: r.Topic, Partitions: r.Partitions, Settings: settings}
-		if t, err = b.store.CreateTopic(ctx, wanted, whoText(who)); err != nil {
-			b.room.leaveTopic(int(r.Partitions), ctx.Err() == nil)
-		}
+		t, err = b.makeTopic(ctx, store.Topic{Namespace: who.Namespace, Name: r.Topic, Partitions: r.Partitions, Settings: settings}, whoText(who))
 	}
 	if errors.Is(err, store.ErrTopicExists) {
 		if t.Partitions != r.Partitions {
@@ -66,13 +63,23 @@ func (b *Broker) createTopic(ctx context.Context, r *wire.CreateTopicRequest) (s
 		}
 		return t, nil
 	}
+	return t, err
+}
+
+// makeTopic makes a topic that was not there.
+func (b *Broker) makeTopic(ctx context.Context, wanted store.Topic, who string) (store.Topic, error) {
+	if err := b.room.topic(b, int(wanted.Partitions)); err != nil {
+		return store.Topic{}, err
+	}
+	t, err := b.store.CreateTopic(ctx, wanted, who)
 	if err != nil {
+		b.room.leaveTopic(int(wanted.Partitions), ctx.Err() == nil)
 		return t, err
 	}
 	if t.Settings.PauseConsume {
 		b.dispatch.SetPaused(topicKey(&t), true)
 	}
-	b.o.Logger.Info("a topic was made", "topic", t.Name, "id", t.ID, "partitions", t.Partitions, "settings", t.Settings, "who", whoText(who))
+	b.o.Logger.Info("a topic was made", "topic", t.Name, "id", t.ID, "partitions", t.Partitions, "settings", t.Settings, "who", who)
 	return t, nil
 }
 
@@ -90,6 +97,9 @@ func (b *Broker) AlterTopic(ctx context.Context, r *wire.AlterTopicRequest) (*wi
 }
 
 func (b *Broker) alterTopic(ctx context.Context, r *wire.AlterTopicRequest) (store.Topic, error) {
+	if err := b.ruled(); err != nil {
+		return store.Topic{}, err
+	}
 	who := wire.PeerFrom(ctx)
 	t, err := b.topic(who.Namespace, r.Topic)
 	if err != nil {
@@ -100,13 +110,11 @@ func (b *Broker) alterTopic(ctx context.Context, r *wire.AlterTopicRequest) (sto
 		return t, err
 	}
 	c := store.Change{Who: whoText(who), Why: r.Reason}
-	more := 0
 	if r.Partitions != nil && *r.Partitions != t.Partitions {
 		if *r.Partitions < t.Partitions || *r.Partitions > PartitionsMax {
 			return t, wire.Errorf(wire.CodeInvalid, "%d partitions, topic %q has %d: %d to %d are possible", *r.Partitions, t.Name, t.Partitions, t.Partitions, PartitionsMax)
 		}
 		c.Partitions = *r.Partitions
-		more = int(c.Partitions - t.Partitions)
 	}
 	if settings != t.Settings {
 		c.Settings = &settings
@@ -114,18 +122,25 @@ func (b *Broker) alterTopic(ctx context.Context, r *wire.AlterTopicRequest) (sto
 	if c.Partitions == 0 && c.Settings == nil {
 		return t, nil
 	}
-	// No group is born meanwhile: each has as many partitions as is counted.
-	key := topicKey(&t)
-	if err := b.births.hold(ctx, key); err != nil {
-		return t, err
+	return b.alterTopicBy(ctx, &t, c)
+}
+
+// alterTopicBy alters a topic. A change that gives it more partitions must be within b.change.
+func (b *Broker) alterTopicBy(ctx context.Context, was *store.Topic, c store.Change) (store.Topic, error) {
+	key, more, rows := topicKey(was), 0, 0
+	if c.Partitions > was.Partitions {
+		// No group is born meanwhile: each has as many partitions as is counted.
+		if err := b.births.hold(ctx, key); err != nil {
+			return *was, err
+		}
+		defer b.births.release(key)
+		more = int(c.Partitions - was.Partitions)
+		rows = more * len(b.o.Offsets.GroupsOf(key))
+		if err := b.room.more(&b.o, more, rows); err != nil {
+			return *was, err
+		}
 	}
-	defer b.births.release(key)
-	rows := more * len(b.o.Offsets.GroupsOf(key))
-	if err := b.room.more(&b.o, more, rows); err != nil {
-		return t, err
-	}
-	was := t
-	t, err = b.store.AlterTopic(ctx, was.ID, was.Incarnation, c)
+	t, err := b.store.AlterTopic(ctx, was.ID, was.Incarnation, c)
 	if err != nil {
 		b.room.less(0, more, rows)
 		return t, err
@@ -153,25 +168,33 @@ func (b *Broker) DeleteTopic(ctx context.Context, r *wire.DeleteTopicRequest) (*
 }
 
 func (b *Broker) deleteTopic(ctx context.Context, r *wire.DeleteTopicRequest) (store.Topic, error) {
+	if err := b.ruled(); err != nil {
+		return store.Topic{}, err
+	}
 	who := wire.PeerFrom(ctx)
 	t, err := b.topic(who.Namespace, r.Topic)
 	if err != nil {
 		return t, err
 	}
+	return t, b.deleteTopicBy(ctx, &t, whoText(who), r.Reason)
+}
+
+// deleteTopicBy deletes a topic. It must be within b.change.
+func (b *Broker) deleteTopicBy(ctx context.Context, t *store.Topic, who, why string) error {
 	// No birth may follow the record: it would be a group on a topic that is not there.
-	key := topicKey(&t)
+	key := topicKey(t)
 	if err := b.births.hold(ctx, key); err != nil {
-		return t, err
+		return err
 	}
 	defer b.births.release(key)
 	groups := len(b.o.Offsets.GroupsOf(key))
-	if err := b.store.DeleteTopic(ctx, t.ID, t.Incarnation, whoText(who), r.Reason); err != nil {
-		return t, err
+	if err := b.store.DeleteTopic(ctx, t.ID, t.Incarnation, who, why); err != nil {
+		return err
 	}
 	b.dispatch.ForgetTopic(key)
 	b.room.less(1, int(t.Partitions), int(t.Partitions)*groups)
-	b.o.Logger.Info("a topic was deleted", "topic", t.Name, "id", t.ID, "partitions", t.Partitions, "groups", groups, "who", whoText(who), "why", r.Reason)
-	return t, nil
+	b.o.Logger.Info("a topic was deleted", "topic", t.Name, "id", t.ID, "partitions", t.Partitions, "groups", groups, "who", who, "why", why)
+	return nil
 }
 
 // ListTopics implements wire.Admin.
