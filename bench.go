@@ -54,6 +54,7 @@ type benchResult struct {
 	MaxUs           int64   `json:"maxUs"`
 	SyncsPerSec     float64 `json:"syncsPerSecond"`
 	CPUUsPerMessage float64 `json:"cpuUsPerMessage"` // of the server's process; 0: no server of our own
+	ClientCPUUs     float64 `json:"clientCpuUsPerMessage"`
 	RSSPeakBytes    int64   `json:"rssPeakBytes"`
 	WriteBytes      int64   `json:"writeBytes,omitempty"`
 	// Latency counts the calls by how long they took: those of a bucket took less than its LessUs and not less than half of it.
@@ -85,6 +86,7 @@ func latencyBuckets(h *hdrhistogram.Histogram) []latencyBucket {
 type serverUse struct {
 	syncs     int64
 	cpu       time.Duration
+	clientCPU time.Duration
 	rssPeak   int64
 	writes    int64
 	consumed  int64
@@ -108,6 +110,7 @@ func (o benchOptions) result(system string, r loadResult, use serverUse) benchRe
 	b.Latency = latencyBuckets(r.latency)
 	if r.messages > 0 {
 		b.CPUUsPerMessage = float64(use.cpu.Microseconds()) / float64(r.messages)
+		b.ClientCPUUs = float64(use.clientCPU.Microseconds()) / float64(r.messages)
 	}
 	return b
 }

@@ -141,6 +141,7 @@ type meter struct {
 
 	begin, end struct {
 		usage
+		client          usage
 		syncs, consumed int64
 	}
 	err error
@@ -155,12 +156,13 @@ func (m *meter) mark(begin bool) {
 	if m.consumed != nil {
 		at.consumed = m.consumed()
 	}
-	var err1, err2 error
+	var err1, err2, err3 error
 	if m.pid != 0 {
 		at.usage, err1 = readUsage(m.pid)
 	}
 	at.syncs, err2 = m.syncs()
-	m.err = errors.Join(m.err, err1, err2)
+	at.client, err3 = readUsage(os.Getpid())
+	m.err = errors.Join(m.err, err1, err2, err3)
 }
 
 // use returns what was used; call it when both marks are made.
@@ -169,7 +171,7 @@ func (m *meter) use() (serverUse, error) {
 		return serverUse{}, fmt.Errorf("measure the server: %w", m.err)
 	}
 	return serverUse{
-		syncs: m.end.syncs - m.begin.syncs, cpu: m.end.cpu - m.begin.cpu, rssPeak: m.end.rssPeak,
+		syncs: m.end.syncs - m.begin.syncs, cpu: m.end.cpu - m.begin.cpu, clientCPU: m.end.client.cpu - m.begin.client.cpu, rssPeak: m.end.rssPeak,
 		writes: m.end.ioWrites - m.begin.ioWrites, consumed: m.end.consumed - m.begin.consumed, consuming: m.consumed != nil,
 	}, nil
 }

@@ -279,19 +279,20 @@ func (c *Client) putFlight(f *flight) {
 func (f *flight) start(deadline time.Time, reader *link) {
 	f.deadline = deadline
 	if f.lane.isFree() {
-		r := f.route
-		f.partition = r.active[f.lane.topic.turn.Add(1)%uint32(len(r.active))]
+		f.partition = f.route.next(f.lane.topic.turn.Add(1))
 	} else {
 		f.partition = uint16(f.lane.partition)
 	}
-	if int(f.partition) < len(f.route.brokerGroups) {
-		f.brokerGroup = f.route.brokerGroups[f.partition]
+	if int(f.partition) < len(f.route.partitions) {
+		f.brokerGroup = f.route.partitions[f.partition].brokerGroup
 	}
 	if !f.encode() {
 		f.end(reader)
 		return
 	}
-	r := wire.ProduceRequest{Topic: f.lane.topic.name, Partition: f.partition, RouteVersion: f.route.version, TimeoutMs: uint32(f.try().Milliseconds())}
+	r := wire.ProduceRequest{
+		Topic: f.lane.topic.name, Partition: f.partition, RouteVersion: f.route.version, TopicID: f.route.topicID, TimeoutMs: uint32(f.try().Milliseconds()),
+	}
 	f.header = wire.AppendProduceRequest(f.header[:0], &r)
 	f.attempt(reader)
 }
@@ -336,8 +337,8 @@ func (f *flight) encodeAll() error {
 	}
 	// The sequence belongs to the partition, whichever lane the messages came by.
 	sequence := &f.lane.sequence
-	if int(f.partition) < len(f.route.lanes) {
-		sequence = &f.route.lanes[f.partition].sequence
+	if int(f.partition) < len(f.route.partitions) {
+		sequence = &f.route.partitions[f.partition].lane.sequence
 	}
 	n := uint64(len(f.msgs))
 	first := sequence.Add(n) - n

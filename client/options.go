@@ -123,9 +123,15 @@ type producerOptions struct {
 	refuse                      bool
 }
 
+// producerDefaults is shared by all producers without options: theirs may go in one batch, and of many producers it is one.
+var producerDefaults = producerOptions{timeout: 3 * time.Second, bufferMessages: 10_000, bufferBytes: 32 << 20}
+
 func newProducerOptions(list []ProducerOption) (*producerOptions, error) {
-	o := &producerOptions{timeout: 3 * time.Second, bufferMessages: 10_000, bufferBytes: 32 << 20}
-	return o, apply(o, list)
+	if len(list) == 0 {
+		return &producerDefaults, nil
+	}
+	o := producerDefaults
+	return &o, apply(&o, list)
 }
 
 // Timeout bounds a Send with all its attempts; one takes at most a third of it. Default: 3 s. A context may end it earlier.

@@ -234,12 +234,12 @@ func (p *Producer) route(ctx context.Context, old *route, now, deadline time.Tim
 func (p *Producer) lane(m *Message, rt *route) (*lane, int, error) {
 	switch {
 	case m.Partition != nil:
-		if int(*m.Partition) >= rt.partitions {
-			return nil, 0, wire.Errorf(wire.CodePartitionNotFound, "topic %q has no partition %d: it has %d", p.topic.name, *m.Partition, rt.partitions)
+		if int(*m.Partition) >= len(rt.partitions) {
+			return nil, 0, wire.Errorf(wire.CodePartitionNotFound, "topic %q has no partition %d: it has %d", p.topic.name, *m.Partition, len(rt.partitions))
 		}
-		return rt.lanes[*m.Partition], 1, nil
+		return rt.partitions[*m.Partition].lane, 1, nil
 	case m.OrderKey != "":
-		return rt.lanes[KeyPartition(m.OrderKey, rt.partitions)], 1, nil
+		return rt.partitions[KeyPartition(m.OrderKey, len(rt.partitions))].lane, 1, nil
 	}
 	return &p.topic.free, p.o.mergeAfter, nil
 }

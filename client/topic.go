@@ -15,15 +15,14 @@ import (
 // topic is what the client knows of one topic: its route, and a lane for each partition. All producers of the client
 // share it, so that one order key has one lane.
 type topic struct {
-	c     *Client
-	name  string
-	route atomic.Pointer[route]
-	turn  atomic.Uint32 // round robin
-	free  lane          // of merged sends without order key
-	load  chan struct{} // one element: who holds it asks for the route
-
-	checked  atomic.Int64 // when the route was asked for, unix time in nanoseconds
-	checking atomic.Bool  // refresh is under way
+	c        *Client
+	name     string
+	route    atomic.Pointer[route]
+	checked  atomic.Int64  // when the route was asked for, unix time in nanoseconds
+	turn     atomic.Uint32 // round robin
+	checking atomic.Bool   // refresh is under way
+	free     lane          // of merged sends without order key
+	load     chan struct{} // one element: who holds it asks for the route
 
 	mu struct {
 		sync.Mutex
@@ -33,11 +32,23 @@ type topic struct {
 
 // route is a route as it was answered; immutable.
 type route struct {
-	version      uint64
-	partitions   int      // highest number + 1, for order keys
-	active       []uint16 // that may be sent to
-	brokerGroups []string // by partition
-	lanes        []*lane  // by partition
+	version    uint64
+	topicID    uint64
+	partitions []routePartition // by number, up to the highest
+	active     []uint16         // numbers of those that may be sent to; nil: all
+}
+
+type routePartition struct {
+	lane        *lane
+	brokerGroup string
+}
+
+// next is the partition of the n-th send to any.
+func (r *route) next(n uint32) uint16 {
+	if r.active == nil {
+		return uint16(n % uint32(len(r.partitions)))
+	}
+	return r.active[n%uint32(len(r.active))]
 }
 
 const partitionActive = 0
@@ -84,12 +95,13 @@ func (t *topic) routed(ctx context.Context, old *route) (*route, error) {
 
 // read makes a route of an answer.
 func (t *topic) read(answer *wire.RouteResponse) (*route, error) {
-	r := &route{version: answer.Version}
+	r := &route{version: answer.Version, topicID: answer.TopicId}
+	partitions := 0
 	for _, p := range answer.Partitions {
 		if p.Partition > math.MaxUint16 {
 			return nil, newError(opRoute, t.name, -1, "", wire.Errorf(wire.CodeMalformed, "partition %d in the route", p.Partition))
 		}
-		r.partitions = max(r.partitions, int(p.Partition)+1)
+		partitions = max(partitions, int(p.Partition)+1)
 		if p.State == partitionActive {
 			r.active = append(r.active, uint16(p.Partition))
 		}
@@ -97,18 +109,23 @@ func (t *topic) read(answer *wire.RouteResponse) (*route, error) {
 	if len(r.active) == 0 {
 		return nil, newError(opRoute, t.name, -1, "", wire.Errorf(wire.CodePartitionNotFound, "no partition of %q takes messages", t.name))
 	}
-	r.brokerGroups = make([]string, r.partitions)
+	if len(r.active) == partitions {
+		r.active = nil
+	}
+	r.partitions = make([]routePartition, partitions)
 	for _, p := range answer.Partitions {
-		r.brokerGroups[p.Partition] = p.BrokerGroup
+		r.partitions[p.Partition].brokerGroup = p.BrokerGroup
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for n := len(t.mu.lanes); n < r.partitions; n++ {
-		l := new(lane)
-		l.init(t, uint32(n))
-		t.mu.lanes = append(t.mu.lanes, l)
+	more := make([]lane, max(partitions-len(t.mu.lanes), 0))
+	for i := range more {
+		more[i].init(t, uint32(len(t.mu.lanes)))
+		t.mu.lanes = append(t.mu.lanes, &more[i])
 	}
-	r.lanes = t.mu.lanes[:r.partitions:r.partitions]
+	for i := range r.partitions {
+		r.partitions[i].lane = t.mu.lanes[i]
+	}
 	return r, nil
 }
 
@@ -147,5 +164,5 @@ func (t *topic) refresh(now time.Time) {
 
 // same says whether r knows no other partitions than o.
 func (r *route) same(o *route) bool {
-	return r.version == o.version && r.partitions == o.partitions && slices.Equal(r.active, o.active)
+	return r.version == o.version && len(r.partitions) == len(o.partitions) && slices.Equal(r.active, o.active)
 }

@@ -128,10 +128,13 @@ type Committer interface {
 
 // ProduceRequest stores a batch in a partition.
 type ProduceRequest struct {
-	Topic        string
+	Topic        string // as a slice: whoever needs it longer than Produce runs clones it
 	Partition    uint16
 	RouteVersion uint64 // of the route that the client knows
 	TimeoutMs    uint32 // how long the client will wait; 0: until its connection ends
+	// TopicID is of the route too. Where the broker still has the topic that the route was of, it need not look for the name, which
+	// among very many topics is most of what a small send costs. 0: not known.
+	TopicID uint64
 	// Batch is one encoded batch. The broker fills its broker fields in place.
 	Batch []byte
 }

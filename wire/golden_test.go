@@ -267,7 +267,7 @@ func TestFormat(t *testing.T) {
 		t.Fatal(e)
 	}
 	var r ProduceRequest
-	if err := ParseProduceRequest(&r, f.Header, new(Names)); err != nil || r.Topic != "orders" || r.Partition != 3 || r.RouteVersion != 300 || r.TimeoutMs != 3000 {
+	if err := ParseProduceRequest(&r, f.Header); err != nil || r.Topic != "orders" || r.Partition != 3 || r.RouteVersion != 300 || r.TimeoutMs != 3000 {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	batch, err := ParseBatch(f.Payload)

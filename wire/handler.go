@@ -527,7 +527,7 @@ func (s *Session) hello(f Frame) error {
 func (s *Session) run(c *call, f Frame) error {
 	switch f.Command {
 	case CommandProduce:
-		if err := ParseProduceRequest(&c.produce, f.Header, &s.names); err != nil {
+		if err := ParseProduceRequest(&c.produce, f.Header); err != nil {
 			return err
 		}
 		c.produce.Batch = f.Payload

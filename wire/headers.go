@@ -139,11 +139,12 @@ func AppendProduceRequest(b []byte, r *ProduceRequest) []byte {
 	b = appendText(b, 1, r.Topic)
 	b = appendUint(b, 2, uint64(r.Partition))
 	b = appendUint(b, 3, r.RouteVersion)
-	return appendUint(b, 4, uint64(r.TimeoutMs))
+	b = appendUint(b, 4, uint64(r.TimeoutMs))
+	return appendUint(b, 5, r.TopicID)
 }
 
-// ParseProduceRequest reads a header into r, all but r.Batch.
-func ParseProduceRequest(r *ProduceRequest, header []byte, names *Names) error {
+// ParseProduceRequest reads a header into r, all but r.Batch. r.Topic lies in header.
+func ParseProduceRequest(r *ProduceRequest, header []byte) error {
 	*r = ProduceRequest{}
 	var topic []byte
 	var partition uint64
@@ -162,10 +163,13 @@ func ParseProduceRequest(r *ProduceRequest, header []byte, names *Names) error {
 			r.RouteVersion = v
 		case 4<<3 | varField:
 			r.TimeoutMs = uint32(v)
+		case 5<<3 | varField:
+			r.TopicID = v
 		}
 	}
-	var err error
-	if r.Topic, err = names.topic(topic); err == nil {
+	r.Topic = aliasString(topic[:min(len(topic), NameBytesMax+1)]) // enough for the error, whatever was sent
+	err := CheckTopic(r.Topic)
+	if err == nil {
 		r.Partition, err = takePartition(partition)
 	}
 	return err

@@ -42,9 +42,9 @@ var headerCases = []headerCase{
 		"ProduceRequest",
 		func(b []byte) (func([]byte) []byte, proto.Message, error) {
 			var r ProduceRequest
-			err := ParseProduceRequest(&r, b, new(Names))
+			err := ParseProduceRequest(&r, b)
 			return func(b []byte) []byte { return AppendProduceRequest(b, &r) },
-				&ProduceRequestHeader{Topic: r.Topic, Partition: uint32(r.Partition), RouteVersion: r.RouteVersion, TimeoutMs: r.TimeoutMs}, err
+				&ProduceRequestHeader{Topic: r.Topic, Partition: uint32(r.Partition), RouteVersion: r.RouteVersion, TimeoutMs: r.TimeoutMs, TopicId: r.TopicID}, err
 		},
 		func() proto.Message { return new(ProduceRequestHeader) },
 		func(m proto.Message) bool {
@@ -52,7 +52,7 @@ var headerCases = []headerCase{
 			return h.Partition >= PartitionsMax || CheckTopic(h.Topic) != nil
 		},
 		func(r *rand.Rand) proto.Message {
-			return &ProduceRequestHeader{Topic: randomName(r), Partition: uint32(r.IntN(PartitionsMax)), RouteVersion: randomUint(r), TimeoutMs: uint32(randomUint(r))}
+			return &ProduceRequestHeader{Topic: randomName(r), Partition: uint32(r.IntN(PartitionsMax)), RouteVersion: randomUint(r), TimeoutMs: uint32(randomUint(r)), TopicId: randomUint(r)}
 		},
 	},
 	{
@@ -255,7 +255,7 @@ func TestHeaderBounds(t *testing.T) {
 		if err != nil {
 			return nil
 		}
-		return ParseProduceRequest(new(ProduceRequest), b, new(Names))
+		return ParseProduceRequest(new(ProduceRequest), b)
 	}
 	ack := func(items int, outcome uint32) error {
 		h := &AckRequestHeader{Topic: "t", Group: "g"}
@@ -322,7 +322,7 @@ func TestHeadersDoNotAllocate(t *testing.T) {
 	var err error
 	if n := testing.AllocsPerRun(100, func() {
 		err = errors.Join(err,
-			ParseProduceRequest(&p, AppendProduceRequest(buf, produce), &names),
+			ParseProduceRequest(&p, AppendProduceRequest(buf, produce)),
 			ParseFetchRequest(&f, AppendFetchRequest(buf, fetch), &names),
 			ParseAckRequest(&a, AppendAckRequest(buf, ack), &names))
 	}); n != 0 || err != nil {
@@ -352,12 +352,11 @@ func FuzzHeaders(f *testing.F) {
 }
 
 func BenchmarkProduceHeader(b *testing.B) {
-	var names Names
 	var p ProduceRequest
-	h := AppendProduceRequest(nil, &ProduceRequest{Topic: "orders", Partition: 3, RouteVersion: 17, TimeoutMs: 3000})
+	h := AppendProduceRequest(nil, &ProduceRequest{Topic: "orders", Partition: 3, RouteVersion: 17, TimeoutMs: 3000, TopicID: 12})
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := ParseProduceRequest(&p, h, &names); err != nil {
+		if err := ParseProduceRequest(&p, h); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -691,11 +691,13 @@ func (x *PingResponse) GetTimeMs() int64 {
 }
 
 type ProduceRequestHeader struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	Partition     uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
-	RouteVersion  uint64                 `protobuf:"varint,3,opt,name=route_version,json=routeVersion,proto3" json:"route_version,omitempty"`
-	TimeoutMs     uint32                 `protobuf:"varint,4,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"` // how long the client will wait; 0: until its connection ends
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Topic        string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Partition    uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	RouteVersion uint64                 `protobuf:"varint,3,opt,name=route_version,json=routeVersion,proto3" json:"route_version,omitempty"`
+	TimeoutMs    uint32                 `protobuf:"varint,4,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"` // how long the client will wait; 0: until its connection ends
+	// Of the route too. Where the broker still has the topic that the route was of, it need not look for the name. 0: not known.
+	TopicId       uint64 `protobuf:"varint,5,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -754,6 +756,13 @@ func (x *ProduceRequestHeader) GetRouteVersion() uint64 {
 func (x *ProduceRequestHeader) GetTimeoutMs() uint32 {
 	if x != nil {
 		return x.TimeoutMs
+	}
+	return 0
+}
+
+func (x *ProduceRequestHeader) GetTopicId() uint64 {
+	if x != nil {
+		return x.TopicId
 	}
 	return 0
 }
@@ -6388,13 +6397,14 @@ const file_jmq_proto_rawDesc = "" +
 	"\x05nodes\x18\x04 \x03(\tR\x05nodes\"\r\n" +
 	"\vPingRequest\"'\n" +
 	"\fPingResponse\x12\x17\n" +
-	"\atime_ms\x18\x01 \x01(\x03R\x06timeMs\"\x8e\x01\n" +
+	"\atime_ms\x18\x01 \x01(\x03R\x06timeMs\"\xa9\x01\n" +
 	"\x14ProduceRequestHeader\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\rR\tpartition\x12#\n" +
 	"\rroute_version\x18\x03 \x01(\x04R\frouteVersion\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\x04 \x01(\rR\ttimeoutMs\"U\n" +
+	"timeout_ms\x18\x04 \x01(\rR\ttimeoutMs\x12\x19\n" +
+	"\btopic_id\x18\x05 \x01(\x04R\atopicId\"U\n" +
 	"\x15ProduceResponseHeader\x12\x1f\n" +
 	"\vfirst_index\x18\x01 \x01(\x04R\n" +
 	"firstIndex\x12\x1b\n" +

@@ -707,6 +707,7 @@ func (s *sink) Topics() []store.Topic                          { return nil }
 func (s *sink) Topic(uint32, string) (store.Topic, bool) {
 	return store.Topic{ID: 1, Incarnation: 1, Name: "orders", Partitions: 1}, true
 }
+func (s *sink) TopicByID(store.TopicID, uint32) (store.Topic, bool) { return store.Topic{}, false }
 
 func (s *sink) AppendBatch(_ store.Partition, batch []byte, done func(index.Index, int64, error)) error {
 	if s.keep {

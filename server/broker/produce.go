@@ -52,9 +52,12 @@ func (c *produceCall) append(ctx context.Context, r *wire.ProduceRequest, done f
 		return err
 	}
 	peer := wire.PeerFrom(ctx)
-	t, err := b.topic(peer.Namespace, r.Topic)
-	if err != nil {
-		return err
+	t, ok := b.store.TopicByID(store.TopicID(r.TopicID), incarnationOf(r.RouteVersion))
+	if !ok || t.Namespace != peer.Namespace {
+		var err error
+		if t, err = b.topic(peer.Namespace, r.Topic); err != nil {
+			return err
+		}
 	}
 	if uint32(r.Partition) >= t.Partitions {
 		return noPartition(&t, uint32(r.Partition))

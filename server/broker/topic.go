@@ -335,12 +335,17 @@ func (b *Broker) Route(ctx context.Context, r *wire.RouteRequest) (*wire.RouteRe
 	if err != nil {
 		return nil, b.refuse(err)
 	}
-	response := &wire.RouteResponse{Version: uint64(t.Incarnation)<<32 | uint64(t.Partitions), TopicId: uint64(t.ID), Incarnation: t.Incarnation}
+	response := &wire.RouteResponse{Version: routeVersion(&t), TopicId: uint64(t.ID), Incarnation: t.Incarnation}
 	for p := range t.Partitions {
 		response.Partitions = append(response.Partitions, &wire.PartitionRoute{Partition: p, BrokerGroup: b.o.BrokerGroup})
 	}
 	return response, nil
 }
+
+func routeVersion(t *store.Topic) uint64 { return uint64(t.Incarnation)<<32 | uint64(t.Partitions) }
+
+// incarnationOf is the topic's whose route has that version.
+func incarnationOf(routeVersion uint64) uint32 { return uint32(routeVersion >> 32) }
 
 func (b *Broker) route(ctx context.Context, r *wire.RouteRequest) (store.Topic, error) {
 	if err := b.check(); err != nil {

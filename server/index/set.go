@@ -91,25 +91,25 @@ const readBytes = 4096
 
 // partition is the index of one. 0 <= first <= end, 0 <= flushed <= end = flushed + tail.n.
 type partition struct {
-	key  Key
-	seed Seed
-
-	mu      sync.RWMutex // guards what follows
-	dropped bool
-	// first is the first index kept. It may be beyond flushed.
-	first Index
+	mu sync.RWMutex // guards what follows
 	// flushed is where the tail begins. Runs have all of [first, flushed).
 	flushed Index
-	tail    tail
+	// low is the lowest position that a kept entry points to; positionNone: no entry; positionUnknown: to be found.
+	low  uint64
+	tail tail // an append needs nothing of what comes behind it, and finds it together in few cache lines
+	// first is the first index kept. It may be beyond flushed.
+	first   Index
 	extents []extent
 	// moved override entries of runs and tail; Flush writes them. nil: none.
 	moved *pieces
 	// last is the Stored of the entry before the tail; 0 without one.
 	last int64
-	// low is the lowest position that a kept entry points to; positionNone: no entry; positionUnknown: to be found.
-	low uint64
 	// changes counts what can change low but appends.
 	changes uint32
+	dropped bool
+
+	seed Seed // not guarded: they never change
+	key  Key
 }
 
 const (
@@ -218,8 +218,8 @@ func (s *Set) AppendTo(r Ref, first Index, b *Batch) (Index, error) {
 }
 
 func (p *partition) lastStored() int64 {
-	if n := p.tail.n; n > 0 {
-		return p.tail.at(n - 1).Stored
+	if e := p.tail.last(); e != nil {
+		return e.Stored
 	}
 	return p.last
 }
@@ -231,8 +231,8 @@ func (s *Set) AppendLost(k Key, to Index, position uint64) {
 	p := s.make(k)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if n := p.tail.n; n > 0 { // positions never fall in a tail
-		position = max(position, p.tail.at(n-1).Position)
+	if last := p.tail.last(); last != nil { // positions never fall in a tail
+		position = max(position, last.Position)
 	}
 	e := Entry{Position: position, Stored: p.lastStored(), Count: 1}
 	for p.end() < to {

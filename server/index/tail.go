@@ -13,9 +13,11 @@ type chunk [chunkEntries]Entry
 
 // tail is a row of entries in chunks. Entry i is at skip + i of the chunks' row.
 type tail struct {
-	chunks []*chunk
-	skip   int // entries of the first chunk that are not counted any more; less than a chunk
+	open   *chunk // the last of chunks, so that push finds it at once; nil: there is none
+	used   int    // entries of open
 	n      int
+	skip   int // entries of the first chunk that are not counted any more; less than a chunk
+	chunks []*chunk
 }
 
 func (t *tail) at(i int) *Entry {
@@ -23,18 +25,36 @@ func (t *tail) at(i int) *Entry {
 	return &t.chunks[i/chunkEntries][i%chunkEntries]
 }
 
+// last is the last entry; nil without one.
+func (t *tail) last() *Entry {
+	if t.n == 0 {
+		return nil
+	}
+	return &t.open[t.used-1]
+}
+
 // push appends an entry; free gives chunks.
 func (t *tail) push(e *Entry, free *chunks) {
-	i := t.skip + t.n
-	if i == len(t.chunks)*chunkEntries {
-		t.chunks = append(t.chunks, free.take())
+	if t.open == nil || t.used == chunkEntries {
+		t.open, t.used = free.take(), 0
+		t.chunks = append(t.chunks, t.open)
 	}
-	t.chunks[i/chunkEntries][i%chunkEntries] = *e
+	t.open[t.used] = *e
+	t.used++
 	t.n++
+}
+
+// reopen is called when chunks or n were made less.
+func (t *tail) reopen() {
+	t.open, t.used = nil, 0
+	if k := len(t.chunks); k > 0 {
+		t.open, t.used = t.chunks[k-1], t.skip+t.n-(k-1)*chunkEntries
+	}
 }
 
 // drop takes n entries off the begin.
 func (t *tail) drop(n int, free *chunks) {
+	defer t.reopen()
 	t.skip += n
 	t.n -= n
 	whole := t.skip / chunkEntries
@@ -64,6 +84,7 @@ func (t *tail) cut(n int, free *chunks) {
 	free.put(t.chunks[used:])
 	clear(t.chunks[used:])
 	t.chunks = t.chunks[:used]
+	t.reopen()
 }
 
 // copyTo appends entries [from, to) to dst.
@@ -80,7 +101,7 @@ func (t *tail) copyTo(from, to int, dst []Entry) []Entry {
 
 // below returns how many entries lie below a position. Positions never fall in a tail.
 func (t *tail) below(position uint64) int {
-	if t.n == 0 || t.at(t.n-1).Position < position {
+	if t.n == 0 || t.last().Position < position {
 		return t.n
 	}
 	return sort.Search(t.n, func(i int) bool { return t.at(i).Position >= position })

@@ -83,7 +83,7 @@ func (s *Store) QueueBatch(p store.Partition, batch []byte, done func(first inde
 	a.entry[0] = journal.Entry{Kind: journal.KindMessages, Payload: b}
 
 	s.order.Lock()
-	if err = s.takesLocked(); err == nil && pt.life.ended {
+	if err = s.takesLocked(); err == nil && pt.ended {
 		err = fmt.Errorf("%w: topic %d, incarnation %d is being deleted", store.ErrNoPartition, p.Topic, p.Incarnation)
 	}
 	if err == nil {
@@ -313,7 +313,7 @@ func (s *Store) afterCommit() {
 	for i, pt := range s.grown {
 		pt.grown = false
 		s.grown[i] = nil
-		if w != nil && !pt.life.gone { // else it was deleted in the same commit
+		if w != nil && !pt.gone { // else it was deleted in the same commit
 			(*w)(pt.id, pt.end)
 		}
 	}

@@ -110,8 +110,8 @@ func (s *Store) recover() error {
 		if t == nil {
 			continue
 		}
-		for i := range t.parts {
-			p := t.parts[i]
+		for n := range int(t.topic.Partitions) {
+			p := t.part(n)
 			_, p.assigned = s.index.Bounds(p.key())
 		}
 	}

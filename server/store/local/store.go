@@ -178,6 +178,14 @@ func (s *Store) Topic(namespace uint32, name string) (store.Topic, bool) {
 	return store.Topic{}, false
 }
 
+// TopicByID finds a topic by id and incarnation.
+func (s *Store) TopicByID(id store.TopicID, incarnation uint32) (store.Topic, bool) {
+	if t := s.known(id, incarnation); t != nil {
+		return t.topic, true
+	}
+	return store.Topic{}, false
+}
+
 // Committed is the end of what is committed of the log; it costs nothing to ask.
 func (s *Store) Committed() journal.Position { return s.log.Committed() }
 

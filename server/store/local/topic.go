@@ -12,25 +12,30 @@ import (
 
 // topicState is a topic and its partitions. It never changes; an altered topic gets another one, with the parts of the old.
 type topicState struct {
+	parts []part      // from partition from on
+	from  int         // 0, unless the topic got partitions since the start, some each time
+	fewer *topicState // has those below from
 	topic store.Topic
-	parts []*part
-	life  *topicLife
 }
 
-// topicLife is what all states of one incarnation share.
-type topicLife struct {
-	ended bool // guarded by Store.order: the record of its end has its place in the log, nothing of it comes behind
-	gone  bool // guarded by Store.apply, read by the committing goroutine: that record was applied
+// part finds a partition that there is.
+func (t *topicState) part(n int) *part {
+	for n < t.from {
+		t = t.fewer
+	}
+	return &t.parts[n-t.from]
 }
 
+// part is small, and the parts of a topic lie together: with very many, what a send costs is what it finds in no cache.
 type part struct {
-	life      *topicLife
-	namespace uint32
-	id        store.Partition
-	grown     bool        // is in Store.grown; only the committing goroutine touches it
-	ref       index.Ref   // once it was appended to; guarded by Store.apply
-	end       index.Index // of what was applied since the start; guarded by Store.apply, read by the committing goroutine
 	assigned  index.Index // guarded by Store.order: the index of the next message
+	end       index.Index // of what was applied since the start; guarded by Store.apply, read by the committing goroutine
+	ref       index.Ref   // once it was appended to; guarded by Store.apply
+	id        store.Partition
+	namespace uint32
+	grown     bool // is in Store.grown; only the committing goroutine touches it
+	ended     bool // guarded by Store.order: the record of its topic's end has its place in the log, nothing of it comes behind
+	gone      bool // guarded by Store.apply, read by the committing goroutine: that record was applied
 }
 
 func (p *part) key() index.Key { return keyOf(p.id) }
@@ -39,24 +44,29 @@ func keyOf(p store.Partition) index.Key {
 	return index.Key{Topic: uint64(p.Topic), Incarnation: p.Incarnation, Partition: p.Partition}
 }
 
-// find finds a topic; ErrNoPartition.
-func (s *Store) find(id store.TopicID, incarnation uint32) (*topicState, error) {
+// known finds a topic; nil: it is not there.
+func (s *Store) known(id store.TopicID, incarnation uint32) *topicState {
 	list := *s.byID.Load()
 	if uint64(id) < uint64(len(list)) {
 		if t := list[id]; t != nil && t.topic.Incarnation == incarnation {
-			return t, nil
+			return t
 		}
+	}
+	return nil
+}
+
+// find finds a topic; ErrNoPartition.
+func (s *Store) find(id store.TopicID, incarnation uint32) (*topicState, error) {
+	if t := s.known(id, incarnation); t != nil {
+		return t, nil
 	}
 	return nil, fmt.Errorf("%w: topic %d, incarnation %d", store.ErrNoPartition, id, incarnation)
 }
 
 // part finds a partition; ErrNoPartition.
 func (s *Store) part(p store.Partition) (*part, error) {
-	list := *s.byID.Load()
-	if uint64(p.Topic) < uint64(len(list)) {
-		if t := list[p.Topic]; t != nil && t.topic.Incarnation == p.Incarnation && int(p.Partition) < len(t.parts) {
-			return t.parts[p.Partition], nil
-		}
+	if t := s.known(p.Topic, p.Incarnation); t != nil && uint32(p.Partition) < t.topic.Partitions {
+		return t.part(int(p.Partition)), nil
 	}
 	return nil, fmt.Errorf("%w: topic %d, incarnation %d, partition %d", store.ErrNoPartition, p.Topic, p.Incarnation, p.Partition)
 }
@@ -78,18 +88,17 @@ func (s *Store) setTopic(t *store.Topic) error {
 		list = append([]*topicState(nil), list...)
 	}
 	if old := list[t.ID]; old != nil && old.topic.Incarnation == t.Incarnation {
-		st.life = old.life
-		st.parts = append(make([]*part, 0, t.Partitions), old.parts...)
-	} else {
-		st.life = new(topicLife)
-		st.parts = make([]*part, 0, t.Partitions)
+		st.from, st.fewer = int(old.topic.Partitions), old
+		if t.Partitions == old.topic.Partitions {
+			st.parts, st.from, st.fewer = old.parts, old.from, old.fewer
+		}
 	}
-	more := make([]part, int(t.Partitions)-len(st.parts))
-	for i := range more {
-		p := &more[i]
-		p.life, p.namespace = st.life, t.Namespace
-		p.id = store.Partition{Topic: t.ID, Incarnation: t.Incarnation, Partition: uint16(len(st.parts))}
-		st.parts = append(st.parts, p)
+	if st.parts == nil {
+		st.parts = make([]part, int(t.Partitions)-st.from)
+		for i := range st.parts {
+			st.parts[i].namespace = t.Namespace
+			st.parts[i].id = store.Partition{Topic: t.ID, Incarnation: t.Incarnation, Partition: uint16(st.from + i)}
+		}
 	}
 	list[t.ID] = st
 	s.byID.Store(&list)
@@ -103,8 +112,9 @@ func (s *Store) dropTopic(t *store.Topic) {
 	st := list[t.ID]
 	list[t.ID] = nil
 	s.byID.Store(&list)
-	st.life.gone = true
-	for _, p := range st.parts {
+	for n := range int(st.topic.Partitions) {
+		p := st.part(n)
+		p.gone = true
 		s.apply.dropped = append(s.apply.dropped, p.key())
 	}
 	s.background.kick()
@@ -212,7 +222,9 @@ func (s *Store) appendTopicRecord(r *store.TopicRecord, done func(error)) error 
 			return
 		}
 		if st, err := s.find(r.Topic.ID, r.Topic.Incarnation); err == nil {
-			st.life.ended = true
+			for n := range int(st.topic.Partitions) {
+				st.part(n).ended = true
+			}
 		}
 	})
 }
