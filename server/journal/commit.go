@@ -158,6 +158,10 @@ func (j *Journal) commit(quiet bool) {
 		j.mu.noopDue = false
 		noop = len(j.mu.gathering.appends) == 0 && j.mu.err == nil && j.placeNoopLocked()
 	}
+	padding := 0
+	if !quiet && !noop && j.mu.err == nil {
+		padding = j.padLocked()
+	}
 	j.mu.gathering, j.writing = j.writing, j.mu.gathering
 	err := j.mu.err
 	j.mu.Unlock()
@@ -196,17 +200,23 @@ func (j *Journal) commit(quiet bool) {
 		}
 		j.synced.Store(uint64(g.from) + uint64(end))
 
+		appends := last + 1 - first
 		j.mu.Lock()
 		m := &j.mu.metrics
+		j.mu.queueBytes -= end - begin
+		j.mu.queueLen -= appends
+		if padding > 0 && last+1 == len(g.appends) {
+			m.PaddedBytes += int64(padding)
+			appends--
+		}
 		m.Commits++
 		m.Syncs++
 		m.SyncTime += took
-		m.Appends += int64(last + 1 - first)
+		m.Appends += int64(appends)
 		m.Records += int64(records)
 		m.Bytes += int64(end - begin)
-		j.mu.queueBytes -= end - begin
-		j.mu.queueLen -= last + 1 - first
-		j.lastGroups[0], j.lastGroups[1] = j.lastGroups[1], last+1-first
+		m.PageBytes += pageBytes(j.current.offset(g.from+Position(begin)), end-begin)
+		j.lastGroups[0], j.lastGroups[1] = j.lastGroups[1], appends
 		j.lastCommit = time.Now()
 		if noop {
 			m.Noops++
@@ -377,14 +387,59 @@ func (j *Journal) placeNoopLocked() bool {
 	if m.next+recordHeaderBytes > m.limit {
 		return false
 	}
-	g := m.gathering
-	g.from = m.next
-	g.buf = appendRecord(g.buf, &Record{Kind: KindNoop, Epoch: Epoch(j.epoch.Load()), Position: m.next, Stored: j.opts.Now().UnixNano()})
-	g.appends = append(g.appends, queued{end: len(g.buf)})
-	m.next += recordHeaderBytes
-	m.queueBytes += recordHeaderBytes
-	m.queueLen++
+	m.gathering.from = m.next
+	j.placeOwnLocked(nil)
 	return true
+}
+
+// placeOwnLocked appends a no-op, for which there is room.
+func (j *Journal) placeOwnLocked(payload []byte) {
+	m := &j.mu
+	g := m.gathering
+	begin := len(g.buf)
+	g.buf = appendRecord(g.buf, &Record{Kind: KindNoop, Epoch: Epoch(j.epoch.Load()), Position: m.next, Stored: j.opts.Now().UnixNano(), Payload: payload})
+	g.appends = append(g.appends, queued{end: len(g.buf)})
+	m.next += Position(len(g.buf) - begin)
+	m.queueBytes += len(g.buf) - begin
+	m.queueLen++
+}
+
+const (
+	page = 4096 // what a disk is given to write, at the least
+	// padShare: a commit may be one part in so many longer, so that the next one begins on a page of its own.
+	padShare = 24
+	padFrom  = 4 * page // smaller commits seldom end where that is enough
+)
+
+// pageBytes is how many bytes of whole pages n bytes at off lie in.
+func pageBytes(off int64, n int) int64 {
+	return (off+int64(n)+page-1)&^(page-1) - off&^(page-1)
+}
+
+// padLocked ends what was gathered at the end of a page, with a no-op of the right length if that is short for it, and returns its
+// length. Else the next commit writes the last page again: at 32 messages of 1 KiB a commit, one page in ten. There it costs 2 % of a
+// segment and saves 4 % of what the disk is given; twice that share would save 1.5 % more and cost 2 % more, and without a bound a
+// commit of one small record would take a page.
+func (j *Journal) padLocked() int {
+	m := &j.mu
+	g := m.gathering
+	if len(g.appends) == 0 || m.reserved { // the reserve is for what frees the disk
+		return 0
+	}
+	base, begin := Position(0), 0 // of the segment that it ends in, and what of the group is in that
+	if n := len(g.rolls); n > 0 {
+		begin = g.rolls[n-1].at
+		base = g.from + Position(begin)
+	} else {
+		base = j.current.base // for all that came before is committed
+	}
+	n := int(-(headerBlockBytes + m.next - base) & (page - 1))
+	size := min(len(g.buf)-begin, j.opts.CommitBytesMax)
+	if n < recordHeaderBytes || size < padFrom || n*padShare > size || m.next+Position(n+j.leaveLocked(KindMessages)) > m.limit {
+		return 0
+	}
+	j.placeOwnLocked(zeroes[:n-recordHeaderBytes])
+	return n
 }
 
 func (j *Journal) armIdleLocked(d time.Duration) {

@@ -661,6 +661,8 @@ func (j *Journal) closeFiles() {
 type Metrics struct {
 	Appends, Records, Commits, Noops int64
 	Bytes                            int64 // of records, written by commits
+	PaddedBytes                      int64 // of them, what only fills pages
+	PageBytes                        int64 // of the pages that commits wrote into: what the disk is given for them
 	Syncs                            int64 // of segments, by commits
 	SyncTime                         time.Duration
 	Led                              int64 // times that an appending goroutine led
