@@ -12,47 +12,44 @@ import (
 // bodies from end to end.
 //
 //	 0  length       u32   the whole batch
-//	 4  version      u8    1
-//	 5  reserved     [3]   0
+//	 4  version      u8    2
+//	 5  reserved     u8    0
 //	    -- the broker's, 0 when sent --
+//	 6  partition    u16
 //	 8  namespace    u32
-//	12  partition    u16
-//	14  reserved     u16   0
+//	12  incarnation  u32   of the topic
 //	16  topic        u64   topic id
-//	24  incarnation  u32   of the topic
-//	28  reserved     u32   0
-//	32  firstIndex   u64   index of the first message in the partition
-//	40  stored       i64   unix nanoseconds at the broker
-//	48  reserved     u64   0
+//	24  firstIndex   u64   index of the first message in the partition
+//	32  stored       i64   unix nanoseconds at the broker
 //	    -- the SDK's, never changed after --
-//	56  crc          u32   CRC32C of [60, length)
-//	60  compression  u8    of the messages: 0 none, 1 zstd, 2 lz4, 3 snappy
-//	61  flags        u8    0
-//	62  count        u16   messages, 1..1000
-//	64  producer     [16]  producer id
-//	80  sequence     u64   of the first message, counted per producer and partition
-//	88  rawSize      u32   size of the messages before compression
-//	92  reserved     [12]  0
-//	104 messages, possibly compressed
+//	40  crc          u32   CRC32C of [44, length)
+//	44  compression  u8    of the messages: 0 none, 1 zstd, 2 lz4, 3 snappy
+//	45  flags        u8    0
+//	46  count        u16   messages, 1..1000
+//	48  producer     [16]  producer id
+//	64  sequence     u64   of the first message, counted per producer and partition
+//	72  rawSize      u32   size of the messages before compression
+//	76  messages, possibly compressed
 //
 // A message:
 //
 //	 0  length       u32   of the whole message
 //	 4  id           [16]  ULID
-//	20  keyHash      u64   xxhash64 of the order key; 0 without one
-//	28  born         i64   unix nanoseconds at the producer
-//	36  flag         u16   the user's
-//	38  priority     u8    0..9
-//	39  attributes   u8    0
-//	40  tagHash      u32   of the filter tag; 0 without one
-//	44  bodyLength   u32
-//	48  then, each with a uvarint length before it: business id, order key, trace context; a uvarint count of
-//	    light queues (0 now; each topic id uvarint, name); a uvarint count of headers, each key, value; then the body
+//	20  born         i64   unix nanoseconds at the producer
+//	28  flag         u16   the user's
+//	30  priority     u8    0..9
+//	31  attributes   u8    which of the following it has
+//	32  then, where there is one (bit of attributes): hash of the filter tag u32 (1); hash of the order key u64 (2); with a uvarint
+//	    length before each, business id (4), order key (2), trace context (8); a uvarint count of light queues (16; not in use
+//	    yet), each topic id uvarint, name; a uvarint count of headers (32), each key, value; then the body, to the end
 //
 // FORMAT.md has a worked example, held by a golden test.
 const (
-	BatchVersion     = 1
-	BatchHeaderBytes = 104
+	BatchVersion     = 2
+	BatchHeaderBytes = 76
+
+	atBatchCRC    = 40
+	atBatchSummed = 44 // the checksum is of all from here on
 )
 
 // Compression of a batch's messages.
@@ -111,8 +108,7 @@ func SplitBatch(b []byte) (batch Batch, rest []byte, err error) {
 	if batch[4] != BatchVersion {
 		return nil, nil, Errorf(CodeUnsupportedVersion, "batch version %d, %d is known", batch[4], BatchVersion)
 	}
-	if batch[61] != 0 || batch[5]|batch[6]|batch[7] != 0 ||
-		binary.LittleEndian.Uint64(batch[92:])|uint64(binary.LittleEndian.Uint32(batch[100:])) != 0 {
+	if batch[5]|batch[45] != 0 {
 		return nil, nil, Errorf(CodeInvalid, "batch has reserved bytes that are not 0")
 	}
 	count, raw := batch.Count(), batch.RawSize()
@@ -141,22 +137,22 @@ func (b Batch) u32(at int) uint32 { return binary.LittleEndian.Uint32(b[at:]) }
 func (b Batch) u64(at int) uint64 { return binary.LittleEndian.Uint64(b[at:]) }
 
 func (b Batch) Namespace() uint32        { return b.u32(8) }
-func (b Batch) Partition() uint16        { return binary.LittleEndian.Uint16(b[12:]) }
+func (b Batch) Partition() uint16        { return binary.LittleEndian.Uint16(b[6:]) }
 func (b Batch) Topic() uint64            { return b.u64(16) }
-func (b Batch) Incarnation() uint32      { return b.u32(24) }
-func (b Batch) FirstIndex() uint64       { return b.u64(32) }
-func (b Batch) StoredNs() int64          { return int64(b.u64(40)) }
-func (b Batch) Compression() Compression { return Compression(b[60]) }
-func (b Batch) Count() int               { return int(binary.LittleEndian.Uint16(b[62:])) }
-func (b Batch) Producer() [16]byte       { return [16]byte(b[64:80]) }
-func (b Batch) Sequence() uint64         { return b.u64(80) }
+func (b Batch) Incarnation() uint32      { return b.u32(12) }
+func (b Batch) FirstIndex() uint64       { return b.u64(24) }
+func (b Batch) StoredNs() int64          { return int64(b.u64(32)) }
+func (b Batch) Compression() Compression { return Compression(b[44]) }
+func (b Batch) Count() int               { return int(binary.LittleEndian.Uint16(b[46:])) }
+func (b Batch) Producer() [16]byte       { return [16]byte(b[48:64]) }
+func (b Batch) Sequence() uint64         { return b.u64(64) }
 
 // RawSize is the size of the messages before compression.
-func (b Batch) RawSize() int { return int(b.u32(88)) }
+func (b Batch) RawSize() int { return int(b.u32(72)) }
 
 // Verify compares the checksum; a *CodeError with CodeCorrupt when it is wrong.
 func (b Batch) Verify() error {
-	if want, got := b.u32(56), crc32.Checksum(b[60:], castagnoli); got != want {
+	if want, got := b.u32(atBatchCRC), crc32.Checksum(b[atBatchSummed:], castagnoli); got != want {
 		return Errorf(CodeCorrupt, "checksum of the batch is %08x, its bytes have %08x", want, got)
 	}
 	return nil
@@ -175,13 +171,12 @@ type BrokerFields struct {
 // SetBroker writes the broker's part, whatever the producer had there.
 func (b Batch) SetBroker(f BrokerFields) {
 	le := binary.LittleEndian
+	le.PutUint16(b[6:], f.Partition)
 	le.PutUint32(b[8:], f.Namespace)
-	le.PutUint32(b[12:], uint32(f.Partition))
+	le.PutUint32(b[12:], f.Incarnation)
 	le.PutUint64(b[16:], f.Topic)
-	le.PutUint64(b[24:], uint64(f.Incarnation))
-	le.PutUint64(b[32:], f.FirstIndex)
-	le.PutUint64(b[40:], uint64(f.StoredNs))
-	le.PutUint64(b[48:], 0)
+	le.PutUint64(b[24:], f.FirstIndex)
+	le.PutUint64(b[32:], uint64(f.StoredNs))
 }
 
 // MessageInfo is what the index keeps of a message.
@@ -226,7 +221,7 @@ func (b Batch) CheckMessages(raw []byte) error {
 // checkUse refuses what a producer may not use yet, though readers skip it.
 func (it *MessageIterator) checkUse() error {
 	if it.View.hasUnknownUse() {
-		return Errorf(CodeInvalid, "message %d: attributes and light queues are not in use yet", it.Slot())
+		return Errorf(CodeInvalid, "message %d: light queues and further attributes are not in use yet", it.Slot())
 	}
 	return nil
 }
@@ -293,9 +288,9 @@ func appendBatchHeader(dst []byte, producer [16]byte, sequence uint64, count int
 	var h [BatchHeaderBytes]byte
 	le := binary.LittleEndian
 	h[4] = BatchVersion
-	le.PutUint16(h[62:], uint16(count))
-	copy(h[64:], producer[:])
-	le.PutUint64(h[80:], sequence)
+	le.PutUint16(h[46:], uint16(count))
+	copy(h[48:], producer[:])
+	le.PutUint64(h[64:], sequence)
 	return append(dst, h[:]...)
 }
 
@@ -303,9 +298,9 @@ func appendBatchHeader(dst []byte, producer [16]byte, sequence uint64, count int
 func sealBatch(b []byte, c Compression, rawSize int) {
 	le := binary.LittleEndian
 	le.PutUint32(b, uint32(len(b)))
-	b[60] = byte(c)
-	le.PutUint32(b[88:], uint32(rawSize))
-	le.PutUint32(b[56:], crc32.Checksum(b[60:], castagnoli))
+	b[44] = byte(c)
+	le.PutUint32(b[72:], uint32(rawSize))
+	le.PutUint32(b[atBatchCRC:], crc32.Checksum(b[atBatchSummed:], castagnoli))
 }
 
 // appendMessages judges and encodes msgs; the limits bound the messages before compression.

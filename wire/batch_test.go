@@ -97,13 +97,10 @@ func TestBatchRoundTrip(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for i := 8; i < 56; i++ {
+			for i := 6; i < 40; i++ {
 				first[i] = 0xee // whatever the producer left there
 			}
 			first.SetBroker(BrokerFields{1, 2, 3, 4, 5, 6})
-			if first[14]|first[15]|first[28]|first[31]|first[48]|first[55] != 0 {
-				t.Fatalf("reserved bytes are not 0: %x", first[:BatchHeaderBytes])
-			}
 			if err := first.Verify(); err != nil {
 				t.Fatal(err)
 			}
@@ -234,6 +231,17 @@ func TestBatchRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	le := binary.LittleEndian
+	// message returns a batch like b with one message, which has these attributes and that after its fixed part.
+	message := func(b []byte, attributes byte, rest string) []byte {
+		b = append(b[:BatchHeaderBytes+messageBytesMin], rest...)
+		b[BatchHeaderBytes+31] = attributes
+		raw := uint32(len(b) - BatchHeaderBytes)
+		le.PutUint32(b, uint32(len(b)))
+		le.PutUint16(b[46:], 1)
+		le.PutUint32(b[72:], raw)
+		le.PutUint32(b[BatchHeaderBytes:], raw)
+		return b
+	}
 	for _, c := range []struct {
 		name  string
 		spoil func(b []byte) []byte
@@ -241,31 +249,42 @@ func TestBatchRefused(t *testing.T) {
 	}{
 		{"untouched", func(b []byte) []byte { return b }, CodeOK},
 		{"empty", func(b []byte) []byte { return nil }, CodeMalformed},
-		{"header cut", func(b []byte) []byte { return b[:103] }, CodeMalformed},
+		{"header cut", func(b []byte) []byte { return b[:75] }, CodeMalformed},
 		{"messages cut", func(b []byte) []byte { return b[:len(b)-1] }, CodeMalformed},
 		{"byte behind", func(b []byte) []byte { return append(b, 0) }, CodeMalformed},
 		{"length 0", func(b []byte) []byte { le.PutUint32(b, 0); return b }, CodeMalformed},
-		{"length 103", func(b []byte) []byte { le.PutUint32(b, 103); return b }, CodeMalformed},
+		{"length 75", func(b []byte) []byte { le.PutUint32(b, 75); return b }, CodeMalformed},
 		{"length 2^31", func(b []byte) []byte { le.PutUint32(b, 1<<31); return b }, CodeTooLarge},
 		{"length -1", func(b []byte) []byte { le.PutUint32(b, 1<<32-1); return b }, CodeTooLarge},
-		{"version 2", func(b []byte) []byte { b[4] = 2; return b }, CodeUnsupportedVersion},
-		{"reserved", func(b []byte) []byte { b[6] = 1; return b }, CodeInvalid},
-		{"reserved tail", func(b []byte) []byte { b[103] = 1; return b }, CodeInvalid},
-		{"flags", func(b []byte) []byte { b[61] = 1; return b }, CodeInvalid},
-		{"compression 4", func(b []byte) []byte { b[60] = 4; return b }, CodeInvalid},
-		{"count 0", func(b []byte) []byte { le.PutUint16(b[62:], 0); return b }, CodeInvalid},
-		{"count 1001", func(b []byte) []byte { le.PutUint16(b[62:], 1001); return b }, CodeInvalid},
-		{"count 3", func(b []byte) []byte { le.PutUint16(b[62:], 3); return b }, CodeMalformed},
-		{"count 1", func(b []byte) []byte { le.PutUint16(b[62:], 1); return b }, CodeMalformed},
-		{"raw size off by one", func(b []byte) []byte { le.PutUint32(b[88:], le.Uint32(b[88:])+1); return b }, CodeMalformed},
-		{"raw size -1", func(b []byte) []byte { le.PutUint32(b[88:], 1<<32-1); return b }, CodeTooLarge},
-		{"message length 0", func(b []byte) []byte { le.PutUint32(b[104:], 0); return b }, CodeMalformed},
-		{"message length -1", func(b []byte) []byte { le.PutUint32(b[104:], 1<<32-1); return b }, CodeMalformed},
-		{"body length -1", func(b []byte) []byte { le.PutUint32(b[104+44:], 1<<32-1); return b }, CodeTooLarge},
-		{"body length 1000", func(b []byte) []byte { le.PutUint32(b[104+44:], 1000); return b }, CodeMalformed},
-		{"priority 10", func(b []byte) []byte { b[104+38] = 10; return b }, CodeInvalid},
-		{"attributes", func(b []byte) []byte { b[104+39] = 1; return b }, CodeInvalid},
-		{"key over the end", func(b []byte) []byte { b[104+48] = 0x7f; return b }, CodeMalformed},
+		{"version 1", func(b []byte) []byte { b[4] = 1; return b }, CodeUnsupportedVersion},
+		{"reserved", func(b []byte) []byte { b[5] = 1; return b }, CodeInvalid},
+		{"flags", func(b []byte) []byte { b[45] = 1; return b }, CodeInvalid},
+		{"compression 4", func(b []byte) []byte { b[44] = 4; return b }, CodeInvalid},
+		{"count 0", func(b []byte) []byte { le.PutUint16(b[46:], 0); return b }, CodeInvalid},
+		{"count 1001", func(b []byte) []byte { le.PutUint16(b[46:], 1001); return b }, CodeInvalid},
+		{"count 3", func(b []byte) []byte { le.PutUint16(b[46:], 3); return b }, CodeMalformed},
+		{"count 1", func(b []byte) []byte { le.PutUint16(b[46:], 1); return b }, CodeMalformed},
+		{"raw size off by one", func(b []byte) []byte { le.PutUint32(b[72:], le.Uint32(b[72:])+1); return b }, CodeMalformed},
+		{"raw size -1", func(b []byte) []byte { le.PutUint32(b[72:], 1<<32-1); return b }, CodeTooLarge},
+		{"message length 0", func(b []byte) []byte { le.PutUint32(b[76:], 0); return b }, CodeMalformed},
+		{"message length 31", func(b []byte) []byte { le.PutUint32(b[76:], 31); return b }, CodeMalformed},
+		{"message length -1", func(b []byte) []byte { le.PutUint32(b[76:], 1<<32-1); return b }, CodeMalformed},
+		{"priority 10", func(b []byte) []byte { b[76+30] = 10; return b }, CodeInvalid},
+		{"unknown attribute", func(b []byte) []byte { b[76+31] |= 0x40; return b }, CodeInvalid},
+		{"the last attribute", func(b []byte) []byte { b[76+31] |= 0x80; return b }, CodeInvalid},
+		{"light queues", func(b []byte) []byte { return message(b, hasLightQueues, "\x01\x07\x01q") }, CodeInvalid},
+		{"key over the end", func(b []byte) []byte { b[76+36] = 0x7f; return b }, CodeMalformed},
+		{"tag hash cut", func(b []byte) []byte { return message(b, hasTag, "123") }, CodeMalformed},
+		{"key hash cut", func(b []byte) []byte { return message(b, hasOrderKey, "1234567") }, CodeMalformed},
+		{"order key cut", func(b []byte) []byte { return message(b, hasOrderKey, "12345678") }, CodeMalformed},
+		{"order key empty", func(b []byte) []byte { return message(b, hasOrderKey, "12345678\x00") }, CodeMalformed},
+		{"order key", func(b []byte) []byte { return message(b, hasOrderKey, "12345678\x01k") }, CodeOK},
+		{"business id empty", func(b []byte) []byte { return message(b, hasBusinessID, "\x00") }, CodeMalformed},
+		{"trace context empty", func(b []byte) []byte { return message(b, hasTraceContext, "\x00") }, CodeMalformed},
+		{"light queues 0", func(b []byte) []byte { return message(b, hasLightQueues, "\x00") }, CodeMalformed},
+		{"headers 0", func(b []byte) []byte { return message(b, hasHeaders, "\x00") }, CodeMalformed},
+		{"headers 65", func(b []byte) []byte { return message(b, hasHeaders, "\x41") }, CodeMalformed},
+		{"body too large", func(b []byte) []byte { return message(b, 0, string(make([]byte, BodyBytesMax+1))) }, CodeTooLarge},
 	} {
 		b := c.spoil(bytes.Clone(good))
 		batch, err := ParseBatch(b)
@@ -277,7 +296,7 @@ func TestBatchRefused(t *testing.T) {
 		}
 	}
 	// Each flipped byte from the checksum on must be seen by Verify or before.
-	for i := 56; i < len(good); i++ {
+	for i := 40; i < len(good); i++ {
 		b := bytes.Clone(good)
 		b[i] ^= 0x10
 		batch, err := ParseBatch(b)
@@ -301,7 +320,7 @@ func TestDecompressionBounded(t *testing.T) {
 		}
 		for _, raw := range []uint32{100, 1 << 20, BodyBytesMax + 1000} {
 			b := Batch(bytes.Clone(bomb))
-			binary.LittleEndian.PutUint32(b[88:], raw)
+			binary.LittleEndian.PutUint32(b[72:], raw)
 			if _, err := ParseBatch(b); err != nil {
 				t.Fatal(err)
 			}

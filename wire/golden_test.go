@@ -163,17 +163,14 @@ func explain(t *testing.T, frame []byte) string {
 	}
 	part("payload, a batch")
 	row(4, "length %d", len(batch))
-	row(1, "version 1")
-	row(3, "reserved")
-	row(4, "namespace, the broker's from here on")
-	row(2, "partition")
-	row(2, "reserved")
-	row(8, "topic id")
+	row(1, "version 2")
+	row(1, "reserved")
+	row(2, "partition, the broker's from here on")
+	row(4, "namespace")
 	row(4, "incarnation")
-	row(4, "reserved")
+	row(8, "topic id")
 	row(8, "first index")
 	row(8, "stored")
-	row(8, "reserved")
 	row(4, "crc32c of what follows, the SDK's from here on")
 	row(1, "compression %v", batch.Compression())
 	row(1, "flags")
@@ -181,7 +178,6 @@ func explain(t *testing.T, frame []byte) string {
 	row(16, "producer")
 	row(8, "sequence %d", batch.Sequence())
 	row(4, "raw size %d", batch.RawSize())
-	row(12, "reserved")
 	var c Codec
 	raw, err := c.Messages(batch, nil)
 	if err != nil {
@@ -193,18 +189,28 @@ func explain(t *testing.T, frame []byte) string {
 		part(fmt.Sprintf("message %d", it.Slot()))
 		row(4, "length %d", v.Size())
 		row(16, "id")
-		row(8, "hash of the order key %q", v.OrderKey)
 		row(8, "born %d", v.BornNs())
 		row(2, "flag %d", v.Flag())
 		row(1, "priority %d", v.Priority())
-		row(1, "attributes")
-		row(4, "hash of the tag %q", v.Tag())
-		row(4, "body length %d", len(v.Body))
-		row(1+len(v.Key), "business id %q", v.Key)
-		row(1+len(v.OrderKey), "order key %q", v.OrderKey)
-		row(1+len(v.TraceContext), "trace context %q", v.TraceContext)
-		row(1, "light queues %d", v.lightQueues)
-		row(1, "headers %d", v.headerCount)
+		row(1, "attributes %d", v.attributes())
+		if v.TagHash() != 0 {
+			row(4, "hash of the tag %q", v.Tag())
+		}
+		if v.KeyHash() != 0 {
+			row(8, "hash of the order key %q", v.OrderKey)
+		}
+		if len(v.Key) > 0 {
+			row(1+len(v.Key), "business id %q", v.Key)
+		}
+		if len(v.OrderKey) > 0 {
+			row(1+len(v.OrderKey), "order key %q", v.OrderKey)
+		}
+		if len(v.TraceContext) > 0 {
+			row(1+len(v.TraceContext), "trace context %q", v.TraceContext)
+		}
+		if v.hasHeaders() {
+			row(1, "headers %d", v.headerCount)
+		}
 		for key, value := range v.Headers() {
 			row(2+len(key)+len(value), "%q = %q", key, value)
 		}

@@ -57,9 +57,19 @@ const (
 	// shown as Message.Tag, not among the Headers.
 	headerTag = headerReserved + "tag"
 
-	messageFixedBytes = 48
-	messageBytesMin   = messageFixedBytes + 5 // five empty fields of variable length
-	lightQueuesMax    = 16
+	messageBytesMin = 32
+	lightQueuesMax  = 16
+)
+
+// Attributes of a message: what it has behind its fixed part. None of these is empty where it is there.
+const (
+	hasTag      = 1 << iota // its hash; the text is a header
+	hasOrderKey             // its hash, and the key
+	hasBusinessID
+	hasTraceContext
+	hasLightQueues
+	hasHeaders
+	knownAttributes = 1<<iota - 1
 )
 
 // HashKey returns the hash of an order key as messages carry it: 0 for no key.
@@ -92,7 +102,7 @@ func (m *Message) check(slot int) (int, error) {
 	if len(m.Body) > BodyBytesMax {
 		return 0, Errorf(CodeTooLarge, "message %d: body of %d bytes, at most %d are allowed", slot, len(m.Body), BodyBytesMax)
 	}
-	size := messageFixedBytes + len(m.Body)
+	size := messageBytesMin + len(m.Body)
 	for _, f := range [...]struct {
 		what string
 		n    int
@@ -105,7 +115,12 @@ func (m *Message) check(slot int) (int, error) {
 		if f.n > f.max {
 			return 0, Errorf(CodeInvalid, "message %d: %s of %d bytes, at most %d are allowed", slot, f.what, f.n, f.max)
 		}
-		size += uvarintBytes(f.n) + f.n
+		if f.n > 0 {
+			size += uvarintBytes(f.n) + f.n
+		}
+	}
+	if m.OrderKey != "" {
+		size += 8 // its hash
 	}
 	if m.Priority > 9 {
 		return 0, Errorf(CodeInvalid, "message %d: priority %d, 0 to 9 are allowed", slot, m.Priority)
@@ -116,12 +131,14 @@ func (m *Message) check(slot int) (int, error) {
 			return 0, Errorf(CodeInvalid, "message %d: tag of %d bytes, at most %d are allowed", slot, len(m.Tag), NameBytesMax)
 		}
 		n++
-		size += uvarintBytes(len(headerTag)) + len(headerTag) + uvarintBytes(len(m.Tag)) + len(m.Tag)
+		size += 4 + uvarintBytes(len(headerTag)) + len(headerTag) + uvarintBytes(len(m.Tag)) + len(m.Tag)
 	}
 	if n > HeadersMax {
 		return 0, Errorf(CodeInvalid, "message %d: %d headers, at most %d are allowed", slot, n, HeadersMax)
 	}
-	size += 1 + uvarintBytes(n) // no light queues, the headers' count
+	if n > 0 {
+		size += uvarintBytes(n)
+	}
 	for i := range m.Headers {
 		h := &m.Headers[i]
 		switch {
@@ -142,23 +159,55 @@ func (m *Message) check(slot int) (int, error) {
 	return size, nil
 }
 
+// attributes says what the encoded message has.
+func (m *Message) attributes() (a byte) {
+	if m.Tag != "" {
+		a |= hasTag | hasHeaders
+	}
+	if m.OrderKey != "" {
+		a |= hasOrderKey
+	}
+	if m.Key != "" {
+		a |= hasBusinessID
+	}
+	if m.TraceContext != "" {
+		a |= hasTraceContext
+	}
+	if len(m.Headers) > 0 {
+		a |= hasHeaders
+	}
+	return a
+}
+
 // append writes the message, whose encoded size check returned.
 func (m *Message) append(b []byte, size int) []byte {
 	le := binary.LittleEndian
 	b = le.AppendUint32(b, uint32(size))
 	b = append(b, m.ID[:]...)
-	b = le.AppendUint64(b, HashKey(m.OrderKey))
 	b = le.AppendUint64(b, uint64(m.BornNs))
 	b = le.AppendUint16(b, m.Flag)
-	b = append(b, m.Priority, 0)
-	b = le.AppendUint32(b, HashTag(m.Tag))
-	b = le.AppendUint32(b, uint32(len(m.Body)))
-	b = appendString(b, m.Key)
-	b = appendString(b, m.OrderKey)
-	b = appendString(b, m.TraceContext)
-	b = append(b, 0)
+	attributes := m.attributes()
+	b = append(b, m.Priority, attributes)
+	if attributes&hasTag != 0 {
+		b = le.AppendUint32(b, HashTag(m.Tag))
+	}
+	if attributes&hasOrderKey != 0 {
+		b = le.AppendUint64(b, HashKey(m.OrderKey))
+	}
+	if attributes&hasBusinessID != 0 {
+		b = appendString(b, m.Key)
+	}
+	if attributes&hasOrderKey != 0 {
+		b = appendString(b, m.OrderKey)
+	}
+	if attributes&hasTraceContext != 0 {
+		b = appendString(b, m.TraceContext)
+	}
+	if attributes&hasHeaders == 0 {
+		return append(b, m.Body...)
+	}
 	n := len(m.Headers)
-	if m.Tag != "" {
+	if attributes&hasTag != 0 {
 		b = binary.AppendUvarint(b, uint64(n+1))
 		b = appendString(b, headerTag)
 		b = appendString(b, m.Tag)
@@ -193,20 +242,22 @@ type MessageView struct {
 	Body         []byte
 	headers      []byte // each key and value with its length before it
 	headerCount  int
-	lightQueues  int
+	keyHash      uint64
+	tagHash      uint32
 }
 
-func (v *MessageView) ID() [16]byte        { return [16]byte(v.raw[4:20]) }
-func (v *MessageView) KeyHash() uint64     { return binary.LittleEndian.Uint64(v.raw[20:]) }
-func (v *MessageView) BornNs() int64       { return int64(binary.LittleEndian.Uint64(v.raw[28:])) }
-func (v *MessageView) Flag() uint16        { return binary.LittleEndian.Uint16(v.raw[36:]) }
-func (v *MessageView) Priority() uint8     { return v.raw[38] }
-func (v *MessageView) TagHash() uint32     { return binary.LittleEndian.Uint32(v.raw[40:]) }
-func (v *MessageView) Size() int           { return len(v.raw) }
-func (v *MessageView) attributes() uint8   { return v.raw[39] }
-func (v *MessageView) hasHeaders() bool    { return v.headerCount > 0 }
-func (v *MessageView) bodyLength() uint32  { return binary.LittleEndian.Uint32(v.raw[44:]) }
-func (v *MessageView) hasUnknownUse() bool { return v.attributes() != 0 || v.lightQueues != 0 }
+func (v *MessageView) ID() [16]byte      { return [16]byte(v.raw[4:20]) }
+func (v *MessageView) BornNs() int64     { return int64(binary.LittleEndian.Uint64(v.raw[20:])) }
+func (v *MessageView) Flag() uint16      { return binary.LittleEndian.Uint16(v.raw[28:]) }
+func (v *MessageView) Priority() uint8   { return v.raw[30] }
+func (v *MessageView) attributes() uint8 { return v.raw[31] }
+func (v *MessageView) KeyHash() uint64   { return v.keyHash }
+func (v *MessageView) TagHash() uint32   { return v.tagHash }
+func (v *MessageView) Size() int         { return len(v.raw) }
+func (v *MessageView) hasHeaders() bool  { return v.headerCount > 0 }
+func (v *MessageView) hasUnknownUse() bool {
+	return v.attributes()&^(knownAttributes&^hasLightQueues) != 0
+}
 
 // Headers gives the headers in order, the SDK's own among them.
 func (v *MessageView) Headers() iter.Seq2[[]byte, []byte] {
@@ -305,58 +356,87 @@ func (v *MessageView) parse(b []byte, slot int) (rest []byte, err error) {
 	}
 	rest = b[length:]
 	v.raw = b[:length:length]
-	body := v.bodyLength()
-	if body > BodyBytesMax {
-		return nil, Errorf(CodeTooLarge, "message %d: body of %d bytes, at most %d are allowed", slot, body, BodyBytesMax)
-	}
-	if uint64(body) > uint64(length-messageBytesMin) {
-		return bad("body is longer than the message")
-	}
 	if v.Priority() > 9 {
 		return nil, Errorf(CodeInvalid, "message %d: priority %d, 0 to 9 are allowed", slot, v.Priority())
 	}
-	v.Body = v.raw[length-body:]
-	f := v.raw[messageFixedBytes : length-body]
+	f, attributes := v.raw[messageBytesMin:], v.attributes()
+	v.Key, v.OrderKey, v.TraceContext, v.headers = nil, nil, nil, nil
+	v.headerCount, v.keyHash, v.tagHash = 0, 0, 0
+	if attributes&knownAttributes != 0 {
+		var what string
+		if f, what = v.parseVariable(f, attributes); what != "" {
+			return bad(what)
+		}
+	}
+	if v.Body = f; len(f) > BodyBytesMax {
+		return nil, Errorf(CodeTooLarge, "message %d: body of %d bytes, at most %d are allowed", slot, len(f), BodyBytesMax)
+	}
+	return rest, nil
+}
+
+// parseVariable reads from f what comes before the body, and returns the body, or what is wrong.
+func (v *MessageView) parseVariable(f []byte, attributes uint8) (body []byte, wrong string) {
 	var ok bool
-	if v.Key, f, ok = takeBytes(f); !ok || len(v.Key) > NameBytesMax {
-		return bad("business id is cut off or too long")
+	if attributes&hasTag != 0 {
+		if len(f) < 4 {
+			return nil, "tag hash is cut off"
+		}
+		v.tagHash, f = binary.LittleEndian.Uint32(f), f[4:]
 	}
-	if v.OrderKey, f, ok = takeBytes(f); !ok || len(v.OrderKey) > NameBytesMax {
-		return bad("order key is cut off or too long")
+	if attributes&hasOrderKey != 0 {
+		if len(f) < 8 {
+			return nil, "hash of the order key is cut off"
+		}
+		v.keyHash, f = binary.LittleEndian.Uint64(f), f[8:]
 	}
-	if v.TraceContext, f, ok = takeBytes(f); !ok || len(v.TraceContext) > TraceContextBytesMax {
-		return bad("trace context is cut off or too long")
+	if attributes&hasBusinessID != 0 {
+		if v.Key, f, ok = takeBytes(f); !ok || len(v.Key) == 0 || len(v.Key) > NameBytesMax {
+			return nil, "business id is cut off, empty or too long"
+		}
+	}
+	if attributes&hasOrderKey != 0 {
+		if v.OrderKey, f, ok = takeBytes(f); !ok || len(v.OrderKey) == 0 || len(v.OrderKey) > NameBytesMax {
+			return nil, "order key is cut off, empty or too long"
+		}
+	}
+	if attributes&hasTraceContext != 0 {
+		if v.TraceContext, f, ok = takeBytes(f); !ok || len(v.TraceContext) == 0 || len(v.TraceContext) > TraceContextBytesMax {
+			return nil, "trace context is cut off, empty or too long"
+		}
+	}
+	if attributes&hasLightQueues != 0 {
+		n, k := binary.Uvarint(f)
+		if k <= 0 || n == 0 || n > lightQueuesMax {
+			return nil, "list of light queues is wrong"
+		}
+		f = f[k:]
+		for range n {
+			if _, k = binary.Uvarint(f); k <= 0 {
+				return nil, "list of light queues is wrong"
+			}
+			var name []byte
+			if name, f, ok = takeBytes(f[k:]); !ok || len(name) > NameBytesMax {
+				return nil, "list of light queues is wrong"
+			}
+		}
+	}
+	if attributes&hasHeaders == 0 {
+		return f, ""
 	}
 	n, k := binary.Uvarint(f)
-	if k <= 0 || n > lightQueuesMax {
-		return bad("list of light queues is wrong")
+	if k <= 0 || n == 0 || n > HeadersMax {
+		return nil, "count of headers is wrong"
 	}
-	f, v.lightQueues = f[k:], int(n)
-	for range v.lightQueues {
-		if _, k = binary.Uvarint(f); k <= 0 {
-			return bad("list of light queues is wrong")
-		}
-		var name []byte
-		if name, f, ok = takeBytes(f[k:]); !ok || len(name) > NameBytesMax {
-			return bad("list of light queues is wrong")
-		}
-	}
-	if n, k = binary.Uvarint(f); k <= 0 || n > HeadersMax {
-		return bad("count of headers is wrong")
-	}
-	v.headers, v.headerCount = f[k:], int(n)
-	f = v.headers
+	f = f[k:]
+	v.headers, v.headerCount = f, int(n)
 	for range v.headerCount {
 		var key, value []byte
 		if key, f, ok = takeBytes(f); !ok || len(key) == 0 || len(key) > NameBytesMax {
-			return bad("header key is cut off, empty or too long")
+			return nil, "header key is cut off, empty or too long"
 		}
 		if value, f, ok = takeBytes(f); !ok || len(value) > HeaderValueBytesMax {
-			return bad("header value is cut off or too long")
+			return nil, "header value is cut off or too long"
 		}
 	}
-	if len(f) != 0 {
-		return bad("bytes between headers and body")
-	}
-	return rest, nil
+	return f, ""
 }

@@ -31,7 +31,7 @@ import (
 
 // seal makes the checksum of a batch right.
 func seal(b []byte) []byte {
-	binary.LittleEndian.PutUint32(b[56:], crc32.Checksum(b[60:], crc32.MakeTable(crc32.Castagnoli)))
+	binary.LittleEndian.PutUint32(b[40:], crc32.Checksum(b[44:], crc32.MakeTable(crc32.Castagnoli)))
 	return b
 }
 
@@ -59,9 +59,9 @@ func TestBadBatches(t *testing.T) {
 	// What is hidden by compression is judged as what is not.
 	attributes := func(b []byte) []byte {
 		raw := slices.Clone(good[wire.BatchHeaderBytes:])
-		raw[39] = 1 // of the first message
+		raw[31] = 0x40 // of the first message
 		b = append(b[:wire.BatchHeaderBytes], snappy.Encode(nil, raw)...)
-		binary.LittleEndian.PutUint32(b[88:], uint32(len(raw)))
+		binary.LittleEndian.PutUint32(b[72:], uint32(len(raw)))
 		return b
 	}
 	for _, test := range []struct {
@@ -73,19 +73,18 @@ func TestBadBatches(t *testing.T) {
 		{"half a header", good[:50], wire.CodeMalformed},
 		{"cut", good[:len(good)-1], wire.CodeMalformed},
 		{"a byte more", append(slices.Clone(good), 0), wire.CodeMalformed},
-		{"version", change(func(b []byte) { b[4] = 2 }), wire.CodeUnsupportedVersion},
-		{"flags", seal(change(func(b []byte) { b[61] = 1 })), wire.CodeInvalid},
-		{"compression", seal(change(func(b []byte) { b[60] = 9 })), wire.CodeInvalid},
-		{"count 0", seal(change(func(b []byte) { b[62] = 0 })), wire.CodeInvalid},
-		{"count 4 of 3", seal(change(func(b []byte) { b[62] = 4 })), wire.CodeMalformed},
-		{"count 2 of 3", seal(change(func(b []byte) { b[62] = 2 })), wire.CodeMalformed},
+		{"version", change(func(b []byte) { b[4] = 1 }), wire.CodeUnsupportedVersion},
+		{"flags", seal(change(func(b []byte) { b[45] = 1 })), wire.CodeInvalid},
+		{"compression", seal(change(func(b []byte) { b[44] = 9 })), wire.CodeInvalid},
+		{"count 0", seal(change(func(b []byte) { b[46] = 0 })), wire.CodeInvalid},
+		{"count 4 of 3", seal(change(func(b []byte) { b[46] = 4 })), wire.CodeMalformed},
+		{"count 2 of 3", seal(change(func(b []byte) { b[46] = 2 })), wire.CodeMalformed},
 		{"length of a message", seal(change(func(b []byte) { b[wire.BatchHeaderBytes]++ })), wire.CodeMalformed},
-		{"length of a body", seal(change(func(b []byte) { b[wire.BatchHeaderBytes+44]++ })), wire.CodeMalformed},
 		{"not zstd", compressed(wire.CompressionZstd, func(b []byte) []byte { b[wire.BatchHeaderBytes] ^= 1; return b }), wire.CodeCorrupt},
 		{"lz4, cut", compressed(wire.CompressionLZ4, func(b []byte) []byte { return b[:len(b)-2] }), wire.CodeCorrupt},
-		{"snappy of another size", compressed(wire.CompressionSnappy, func(b []byte) []byte { b[88]++; return b }), wire.CodeCorrupt},
-		{"zstd with count 2 of 3", compressed(wire.CompressionZstd, func(b []byte) []byte { b[62] = 2; return b }), wire.CodeMalformed},
-		{"attributes", seal(change(func(b []byte) { b[wire.BatchHeaderBytes+39] = 1 })), wire.CodeInvalid},
+		{"snappy of another size", compressed(wire.CompressionSnappy, func(b []byte) []byte { b[72]++; return b }), wire.CodeCorrupt},
+		{"zstd with count 2 of 3", compressed(wire.CompressionZstd, func(b []byte) []byte { b[46] = 2; return b }), wire.CodeMalformed},
+		{"attributes", seal(change(func(b []byte) { b[wire.BatchHeaderBytes+31] |= 0x40 })), wire.CodeInvalid},
 		{"snappy with attributes", compressed(wire.CompressionSnappy, attributes), wire.CodeInvalid},
 		{"zstd", compressed(wire.CompressionZstd, whole), wire.CodeOK},
 		{"lz4", compressed(wire.CompressionLZ4, whole), wire.CodeOK},

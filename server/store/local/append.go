@@ -115,8 +115,9 @@ func (s *Store) takesLocked() error {
 }
 
 const (
-	messageTagAt    = 40 // of the tag hash in a message, wire/batch.go
-	messageBytesMin = 48
+	// Of a message, wire/batch.go: the fixed part, of which the last byte says whether a tag hash follows it.
+	messageBytesMin = 32
+	messageHasTag   = 1
 )
 
 // tagsOf puts the tag hashes of the batch's messages into buf, and returns it and what the index takes: nil when no message
@@ -136,8 +137,11 @@ func tagsOf(b wire.Batch, buf []uint32) (kept, tags []uint32, err error) {
 		if n < messageBytesMin || uint64(n) > uint64(len(rest)) {
 			return buf, nil, fmt.Errorf("%w: message %d has length %d of %d", store.ErrBatch, i, n, len(rest))
 		}
-		tag := binary.LittleEndian.Uint32(rest[messageTagAt:])
-		some |= tag
+		tag := uint32(0)
+		if rest[messageBytesMin-1]&messageHasTag != 0 && n >= messageBytesMin+4 {
+			tag = binary.LittleEndian.Uint32(rest[messageBytesMin:])
+			some |= tag
+		}
 		buf = append(buf, tag)
 		rest = rest[n:]
 	}

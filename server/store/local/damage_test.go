@@ -102,7 +102,7 @@ var damages = map[string]func([]byte) []byte{
 // TestCheckpointDamaged damages the newest checkpoint, both, or both and the begin of the journal: the store is whole, or
 // says in one line that it cannot be.
 func TestCheckpointDamaged(t *testing.T) {
-	const n = 700
+	const n = 900
 	for name, damage := range damages {
 		t.Run(name, func(t *testing.T) {
 			mem, p := filled(t, n)
@@ -222,7 +222,7 @@ func TestUnknownTable(t *testing.T) {
 // TestIndexFileDamaged damages a run of the index: seen at opening or when it is read, it is rebuilt from the journal and the
 // messages are there; with its journal gone, the partition begins later and the rest works.
 func TestIndexFileDamaged(t *testing.T) {
-	const n = 700
+	const n = 900
 	for name, damage := range damages {
 		t.Run(name, func(t *testing.T) {
 			mem, p := filled(t, n)
@@ -297,7 +297,7 @@ func TestJournalDamaged(t *testing.T) {
 	seg := find(t, mem, "/store/journal", ".journal")[0]
 	var at int
 	change(t, mem, seg, func(b []byte) []byte {
-		at = bytes.LastIndex(b, batchOf(t, "10")[104:]) + 50
+		at = bytes.LastIndex(b, batchOf(t, "10")[76:]) + 32 // its body
 		b[at] ^= 1
 		return b
 	})

@@ -209,7 +209,7 @@ func TestVerifier(t *testing.T) {
 		o.VerifyBytesPerSecond = 16 << 10
 		s := mustOpen(t, o)
 		p := partitionOfTopic(mustTopic(t, s, "orders", 1), 0)
-		const n = 700
+		const n = 900
 		for i := range n {
 			if r := appendWait(s, p, batchOf(t, fmt.Sprint(i))); r.err != nil {
 				t.Fatal(r.err)
