@@ -74,7 +74,7 @@ func (b *adminBroker) StoreUsage(_ context.Context, r *wire.StoreUsageRequest) (
 func startAdmin(t *testing.T, answer proto.Message, errs ...error) (*Client, *adminBroker) {
 	b := &adminBroker{fakeBroker: newFakeBroker(), answer: answer, errs: errs}
 	s := newFakeServer(b.fakeBroker, false)
-	s.h = wire.NewHandler(b, b, wire.HandlerOptions{})
+	s.h = wire.NewHandler(wire.Services{Broker: b, Admin: b}, wire.HandlerOptions{})
 	c, err := Dial(context.Background(), "x", WithDialer(s.dial), WithApp("app"))
 	if err != nil {
 		t.Fatal(err)

@@ -67,7 +67,7 @@ func BenchmarkSend(b *testing.B) {
 				broker := &okBroker{fakeBroker: newFakeBroker()}
 				broker.topic("orders", 8)
 				s := newFakeServer(broker.fakeBroker, true)
-				s.h = wire.NewHandler(broker, broker, wire.HandlerOptions{})
+				s.h = wire.NewHandler(wire.Services{Broker: broker, Admin: broker}, wire.HandlerOptions{})
 				defer s.close()
 				cl, err := Dial(context.Background(), "x", WithDialer(s.dial))
 				if err != nil {
@@ -124,7 +124,7 @@ func BenchmarkAsync(b *testing.B) {
 				}
 				broker.topic("orders", 8)
 				s := newFakeServer(broker.fakeBroker, true)
-				s.h = wire.NewHandler(broker, broker, wire.HandlerOptions{})
+				s.h = wire.NewHandler(wire.Services{Broker: broker, Admin: broker}, wire.HandlerOptions{})
 				defer s.close()
 				cl, err := Dial(context.Background(), "x", WithDialer(s.dial))
 				if err != nil {

@@ -520,7 +520,7 @@ func TestRouteIsRefreshed(t *testing.T) {
 		b := &routeBroker{fakeBroker: newFakeBroker()}
 		b.topic("orders", 1)
 		s := newFakeServer(b.fakeBroker, false)
-		s.h = wire.NewHandler(b, b, wire.HandlerOptions{})
+		s.h = wire.NewHandler(wire.Services{Broker: b, Admin: b}, wire.HandlerOptions{})
 		c, err := Dial(context.Background(), "x", WithDialer(s.dial))
 		if err != nil {
 			t.Fatal(err)

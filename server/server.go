@@ -182,10 +182,10 @@ func (s *Server) Run(ctx context.Context) (err error) {
 		return err
 	}
 	s.wireAddress = wireListener.Addr().String()
-	handler := wire.NewHandler(s.broker, s.broker, wire.HandlerOptions{
+	handler := wire.NewHandler(wire.Services{Broker: s.broker, Admin: s.broker}, wire.HandlerOptions{
 		Broker: b.Name, BrokerGroup: b.BrokerGroup, Epoch: uint64(st.Epoch()),
 		KeepAlive: b.Listener.KeepAlive, HelloTimeout: b.Listener.HelloTimeout,
-		Logger: s.log, OnOpen: s.broker.Attach, OnClose: s.broker.Detach,
+		Logger: s.log, OnOpen: func(p *wire.Peer) error { s.broker.Attach(p); return nil }, OnClose: s.broker.Detach,
 	})
 	sockets, err := listener.New(listener.Options{
 		Listener: wireListener, Handler: handler, Flusher: flusher, ConnectionsMax: b.Listener.ConnectionsMax,

@@ -67,48 +67,70 @@ func anyTopicAndGroup[P ofGroup](r P) error {
 
 var coldCommands = map[Command]coldCommand{
 	CommandSubscribe: cold(topicAndGroup, func(h *Handler, ctx context.Context, r *SubscribeRequest) (*SubscribeResponse, error) {
-		return h.broker.Subscribe(ctx, r)
+		return h.services.Broker.Subscribe(ctx, r)
 	}),
 	CommandRoute: cold(topicOnly, func(h *Handler, ctx context.Context, r *RouteRequest) (*RouteResponse, error) {
-		return h.broker.Route(ctx, r)
+		return h.services.Broker.Route(ctx, r)
 	}),
 	CommandExtend: cold(topicAndGroup, func(h *Handler, ctx context.Context, r *ExtendRequest) (*ExtendResponse, error) {
-		return h.broker.Extend(ctx, r)
+		return h.services.Broker.Extend(ctx, r)
 	}),
 	CommandCreateTopic: cold(topicOnly, func(h *Handler, ctx context.Context, r *CreateTopicRequest) (*CreateTopicResponse, error) {
-		return h.admin.CreateTopic(ctx, r)
+		return h.services.Admin.CreateTopic(ctx, r)
 	}),
 	CommandAlterTopic: cold(topicOnly, func(h *Handler, ctx context.Context, r *AlterTopicRequest) (*AlterTopicResponse, error) {
-		return h.admin.AlterTopic(ctx, r)
+		return h.services.Admin.AlterTopic(ctx, r)
 	}),
 	CommandDeleteTopic: cold(topicOnly, func(h *Handler, ctx context.Context, r *DeleteTopicRequest) (*DeleteTopicResponse, error) {
-		return h.admin.DeleteTopic(ctx, r)
+		return h.services.Admin.DeleteTopic(ctx, r)
 	}),
 	CommandDescribeTopic: cold(topicOnly, func(h *Handler, ctx context.Context, r *DescribeTopicRequest) (*DescribeTopicResponse, error) {
-		return h.admin.DescribeTopic(ctx, r)
+		return h.services.Admin.DescribeTopic(ctx, r)
 	}),
 	CommandListTopics: cold(anything, func(h *Handler, ctx context.Context, r *ListTopicsRequest) (*ListTopicsResponse, error) {
-		return h.admin.ListTopics(ctx, r)
+		return h.services.Admin.ListTopics(ctx, r)
 	}),
 	CommandGroupLag: cold(topicAndAnyGroup, func(h *Handler, ctx context.Context, r *GroupLagRequest) (*GroupLagResponse, error) {
-		return h.admin.GroupLag(ctx, r)
+		return h.services.Admin.GroupLag(ctx, r)
 	}),
 	CommandListGroups: cold(anyTopicAndGroup, func(h *Handler, ctx context.Context, r *ListGroupsRequest) (*ListGroupsResponse, error) {
-		return h.admin.ListGroups(ctx, r)
+		return h.services.Admin.ListGroups(ctx, r)
 	}),
 	CommandSeekGroup: cold(topicAndGroup, func(h *Handler, ctx context.Context, r *SeekGroupRequest) (*SeekGroupResponse, error) {
-		return h.admin.SeekGroup(ctx, r)
+		return h.services.Admin.SeekGroup(ctx, r)
 	}),
 	CommandAlterGroup: cold(topicAndGroup, func(h *Handler, ctx context.Context, r *AlterGroupRequest) (*AlterGroupResponse, error) {
-		return h.admin.AlterGroup(ctx, r)
+		return h.services.Admin.AlterGroup(ctx, r)
 	}),
 	CommandRemoveGroup: cold(topicAndGroup, func(h *Handler, ctx context.Context, r *RemoveGroupRequest) (*RemoveGroupResponse, error) {
-		return h.admin.RemoveGroup(ctx, r)
+		return h.services.Admin.RemoveGroup(ctx, r)
 	}),
 	CommandPeek: cold(topicOnly, func(h *Handler, ctx context.Context, r *PeekRequest) (*PeekResponse, error) {
-		return h.admin.Peek(ctx, r)
+		return h.services.Admin.Peek(ctx, r)
 	}),
 	CommandStoreUsage: cold(anything, func(h *Handler, ctx context.Context, r *StoreUsageRequest) (*StoreUsageResponse, error) {
-		return h.admin.StoreUsage(ctx, r)
+		return h.services.Admin.StoreUsage(ctx, r)
 	}),
+	CommandHeartbeat: cold(checkHeartbeat, func(h *Handler, ctx context.Context, r *HeartbeatRequest) (*HeartbeatResponse, error) {
+		return h.services.Registry.Heartbeat(ctx, r)
+	}),
+	CommandListNodes: cold(anything, func(h *Handler, ctx context.Context, r *ListNodesRequest) (*ListNodesResponse, error) {
+		return h.services.Registry.ListNodes(ctx, r)
+	}),
+	CommandListObjects: cold(checkListObjects, func(h *Handler, ctx context.Context, r *ListObjectsRequest) (*ListObjectsResponse, error) {
+		return h.services.Registry.ListObjects(ctx, r)
+	}),
+	CommandApplyObjects: cold(checkApplyObjects, func(h *Handler, ctx context.Context, r *ApplyObjectsRequest) (*ApplyObjectsResponse, error) {
+		return h.services.Registry.ApplyObjects(ctx, r)
+	}),
+	CommandCreateCredential: cold(checkCreateCredential, func(h *Handler, ctx context.Context, r *CreateCredentialRequest) (*CreateCredentialResponse, error) {
+		return h.services.Registry.CreateCredential(ctx, r)
+	}),
+	CommandListAudit: cold(checkListAudit, func(h *Handler, ctx context.Context, r *ListAuditRequest) (*ListAuditResponse, error) {
+		return h.services.Registry.ListAudit(ctx, r)
+	}),
+	CommandNewGeneration: cold(func(r *NewGenerationRequest) error { return checkText("reason", r.Reason, ReasonBytesMax) },
+		func(h *Handler, ctx context.Context, r *NewGenerationRequest) (*NewGenerationResponse, error) {
+			return h.services.Registry.NewGeneration(ctx, r)
+		}),
 }

@@ -59,6 +59,43 @@ var commandNames = map[Command]string{
 	CommandNewGeneration:    "new-generation",
 }
 
+// Roles of nodes, as configured and as hello says them.
+const (
+	RoleBroker   = "broker"
+	RoleRegistry = "registry"
+)
+
+// service is one of Services.
+type service uint8
+
+const (
+	ofBroker service = iota
+	ofAdmin
+	ofRegistry
+)
+
+// role is what a node runs that has the service.
+func (s service) role() string {
+	if s == ofRegistry {
+		return RoleRegistry
+	}
+	return RoleBroker
+}
+
+// commandServices says which service answers a command. Those that are missing are answered by every node itself.
+var commandServices = map[Command]service{
+	CommandProduce: ofBroker, CommandFetch: ofBroker, CommandAck: ofBroker, CommandSubscribe: ofBroker, CommandRoute: ofBroker,
+	CommandExtend: ofBroker,
+
+	CommandCreateTopic: ofAdmin, CommandListTopics: ofAdmin, CommandGroupLag: ofAdmin, CommandAlterTopic: ofAdmin,
+	CommandDeleteTopic: ofAdmin, CommandDescribeTopic: ofAdmin, CommandListGroups: ofAdmin, CommandSeekGroup: ofAdmin,
+	CommandAlterGroup: ofAdmin, CommandRemoveGroup: ofAdmin, CommandPeek: ofAdmin, CommandStoreUsage: ofAdmin,
+
+	CommandWatchRoutes: ofRegistry, CommandWatchObjects: ofRegistry, CommandHeartbeat: ofRegistry, CommandListNodes: ofRegistry,
+	CommandListObjects: ofRegistry, CommandApplyObjects: ofRegistry, CommandCreateCredential: ofRegistry,
+	CommandListAudit: ofRegistry, CommandNewGeneration: ofRegistry,
+}
+
 func (c Command) String() string {
 	if name, ok := commandNames[c]; ok {
 		return name

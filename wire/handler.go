@@ -2,6 +2,7 @@ package wire
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -34,9 +35,16 @@ type HandlerOptions struct {
 	ColdMax int
 	// Logger is never used for what a peer may cause at will. Default: nothing is logged.
 	Logger *slog.Logger
-	// OnOpen is called when a session's hello was good, before any request, and OnClose when the session has ended and none
-	// of its requests runs any more (answers may still be given, and are dropped).
-	OnOpen, OnClose func(*Peer)
+	// Roles are those that this node runs, for the hello.
+	Roles []string
+	// Elsewhere returns addresses of nodes that run a role, as far as this node knows; at most 16 are told. It is called for
+	// each hello and each request that is not for this node, by many sessions at once, and must not block. Default: none.
+	Elsewhere func(role string) []string
+	// OnOpen is called when it is known who the peer of a session is, before any request. An error refuses it, and ends the
+	// connection. OnClose is called for each session whose OnOpen returned nil, when it has ended and none of its requests
+	// runs any more (answers may still be given, and are dropped).
+	OnOpen  func(*Peer) error
+	OnClose func(*Peer)
 }
 
 func (o HandlerOptions) withDefaults() HandlerOptions {
@@ -49,8 +57,11 @@ func (o HandlerOptions) withDefaults() HandlerOptions {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	if o.Elsewhere == nil {
+		o.Elsewhere = func(string) []string { return nil }
+	}
 	if o.OnOpen == nil {
-		o.OnOpen = func(*Peer) {}
+		o.OnOpen = func(*Peer) error { return nil }
 	}
 	if o.OnClose == nil {
 		o.OnClose = func(*Peer) {}
@@ -65,12 +76,30 @@ func setDefault[T comparable](v *T, d T) {
 	}
 }
 
-// Handler turns a Broker and an Admin into what serves a connection: frame -> call -> frame. It has no goroutines of its
-// own.
+// Services are what a node answers. Each may be nil: its commands are then answered with CodeRoleElsewhere.
+type Services struct {
+	Broker   Broker
+	Admin    Admin
+	Registry Registry
+}
+
+// has says whether a service is there.
+func (s Services) has(what service) bool {
+	switch what {
+	case ofBroker:
+		return s.Broker != nil
+	case ofAdmin:
+		return s.Admin != nil
+	case ofRegistry:
+		return s.Registry != nil
+	}
+	return true
+}
+
+// Handler turns Services into what serves a connection: frame -> call -> frame. It has no goroutines of its own.
 type Handler struct {
-	broker    Broker
+	services  Services
 	committer Committer // nil: the broker starts commits by itself
-	admin     Admin
 	o         HandlerOptions
 
 	panics   atomic.Uint64
@@ -88,10 +117,17 @@ const (
 	countedCodes    = 128
 )
 
-// NewHandler returns a handler that serves b and a.
-func NewHandler(b Broker, a Admin, o HandlerOptions) *Handler {
-	committer, _ := b.(Committer)
-	return &Handler{broker: b, committer: committer, admin: a, o: o.withDefaults()}
+// NewHandler returns a handler that serves s.
+func NewHandler(s Services, o HandlerOptions) *Handler {
+	committer, _ := s.Broker.(Committer)
+	return &Handler{services: s, committer: committer, o: o.withDefaults()}
+}
+
+// elsewhere is the answer to a command of a role that this node does not run.
+func (h *Handler) elsewhere(command Command, role string) *CodeError {
+	e := Errorf(CodeRoleElsewhere, "%v is for a node with the role %s, which %s does not run", command, role, h.o.Broker)
+	e.Nodes = h.o.Elsewhere(role)
+	return e
 }
 
 // KeepAlive is what the hello tells clients.
@@ -136,8 +172,8 @@ type SessionOptions struct {
 
 // Session is one connection at a server, from its hello to its end.
 //
-// Produce, Fetch and Ack run on the goroutine that reads, in the order of their frames, and answer when they like. The
-// other commands may block, and run on up to ColdMax goroutines of the session. A panic in a request is answered, logged and
+// Produce, Fetch, Ack and the watches run on the goroutine that reads, in the order of their frames, and answer when they
+// like. The other commands may block, and run on up to ColdMax goroutines of the session. A panic in a request is answered, logged and
 // counted; the rest of the session goes on.
 type Session struct {
 	h      *Handler
@@ -150,6 +186,7 @@ type Session struct {
 	stored bool        // something was stored since the last commit was asked for; of the reading goroutine
 	late   *time.Timer // ends the session when no hello comes
 	peer   atomic.Pointer[Peer]
+	ending atomic.Pointer[CodeError] // why parked requests are ended; nil: they are not
 	begun  time.Time
 	cold   sync.WaitGroup
 
@@ -158,7 +195,8 @@ type Session struct {
 		free     *call
 		requests int // not answered yet
 		bytes    int // of their frames
-		fetches  int // those of the requests that are fetches
+		parked   int // those of the requests that may wait for something to come: fetches and watches
+		watches  int // those of the parked that are watches; <= watchesMax
 		queue    []coldRequest
 		workers  int
 		draining bool
@@ -232,20 +270,21 @@ func (s *Session) Serve() error {
 	}
 	s.cancel()
 	s.cold.Wait()
-	if p := s.peer.Load(); p != nil {
+	if p := s.peer.Load(); p != nil { // stored when OnOpen returned nil
 		s.h.o.OnClose(p)
 	}
 	return err
 }
 
 // Drain ends the session in order: new requests are refused with CodeStopping, save acks; those that run are waited for;
-// then parked fetches are ended; then the connection. When ctx ends, it is closed as it is. It returns when Serve can.
+// then parked fetches and watches are ended; then the connection. When ctx ends, it is closed as it is. It returns when Serve can.
 func (s *Session) Drain(ctx context.Context) {
 	s.mu.Lock()
 	s.mu.draining = true
 	s.mu.Unlock()
 	stopping := Errorf(CodeStopping, "%s stops", s.h.o.Broker)
-	err := s.await(ctx, func() bool { return s.mu.requests == s.mu.fetches })
+	err := s.await(ctx, func() bool { return s.mu.requests == s.mu.parked })
+	s.ending.Store(stopping)
 	s.cancel()
 	if err == nil {
 		err = s.await(ctx, func() bool { return s.mu.requests == 0 })
@@ -291,6 +330,7 @@ type call struct {
 	request  uint64
 	command  Command
 	bytes    int
+	watch    bool // it is counted in watches
 	answered atomic.Bool
 	scratch  [64]byte
 
@@ -326,11 +366,11 @@ func (s *Session) begin(f Frame) *call {
 	}
 	s.mu.requests++
 	s.mu.bytes += bytes
-	if f.Command == CommandFetch {
-		s.mu.fetches++
+	if parks(f.Command) {
+		s.mu.parked++
 	}
 	s.mu.Unlock()
-	c.request, c.command, c.bytes = f.Request, f.Command, bytes
+	c.request, c.command, c.bytes, c.watch = f.Request, f.Command, bytes, false
 	c.answered.Store(false)
 	return c
 }
@@ -352,8 +392,11 @@ func (c *call) end(again bool) {
 	defer s.mu.Unlock()
 	s.mu.requests--
 	s.mu.bytes -= c.bytes
-	if c.command == CommandFetch {
-		s.mu.fetches--
+	if parks(c.command) {
+		s.mu.parked--
+	}
+	if c.watch {
+		s.mu.watches--
 	}
 	if again {
 		c.next, s.mu.free = s.mu.free, c
@@ -364,8 +407,22 @@ func (c *call) end(again bool) {
 	}
 }
 
+// parks says that a command may wait for something to come.
+func parks(c Command) bool {
+	return c == CommandFetch || c == CommandWatchRoutes || c == CommandWatchObjects
+}
+
 // fail answers a call with an error.
 func (c *call) fail(err error, again bool) {
+	if ending := c.s.ending.Load(); ending != nil && parks(c.command) {
+		err = ending // a parked request has changed nothing, and its service knows only that its ctx ended
+	}
+	if e, ok := errors.AsType[*CodeError](err); ok && e.Code == CodeRoleElsewhere && len(e.Nodes) == 0 {
+		// Of a service that holds a copy of the metadata, or follows it: the registry has what was asked for.
+		told := *e
+		told.Nodes = c.s.h.o.Elsewhere(RoleRegistry)
+		err = &told
+	}
 	c.s.h.countError(CodeOf(err))
 	c.s.conn.ReplyError(c.request, c.command, err)
 	c.end(again)
@@ -386,6 +443,11 @@ func (c *call) replyProduce(r *ProduceResponse, err error) {
 func (c *call) replyFetch(r *FetchResponse, err error) {
 	if !c.claim() {
 		return
+	}
+	if err == nil && r.Lease == 0 && r.Gap == 0 {
+		if ending := c.s.ending.Load(); ending != nil && ending.Code == CodeUnauthenticated {
+			err = ending // nothing came, but not because nothing is there
+		}
 	}
 	if err != nil {
 		c.fail(err, true)
@@ -424,8 +486,12 @@ func (s *Session) handle(c *Conn, f Frame) {
 		}
 		return
 	}
-	if f.Command == CommandPing {
+	switch f.Command {
+	case CommandPing:
 		s.replyMessage(f.Request, f.Command, &PingResponse{TimeMs: time.Now().UnixMilli()})
+		return
+	case CommandWhoAmI:
+		s.replyMessage(f.Request, f.Command, s.whoAmI())
 		return
 	}
 	s.mu.Lock()
@@ -467,7 +533,8 @@ func (s *Session) rescue(c *call) {
 	}
 	switch c.command {
 	case CommandProduce, CommandAck, CommandSubscribe, CommandCreateTopic, CommandAlterTopic, CommandDeleteTopic,
-		CommandSeekGroup, CommandAlterGroup, CommandRemoveGroup:
+		CommandSeekGroup, CommandAlterGroup, CommandRemoveGroup, CommandHeartbeat, CommandApplyObjects,
+		CommandCreateCredential, CommandNewGeneration:
 		// How far it came is not known, and CodeInternal promises that nothing was stored.
 		c.fail(Errorf(CodeUnknown, "the broker failed while it worked on the request"), false)
 	default:
@@ -513,12 +580,16 @@ func (s *Session) hello(f Frame) error {
 	p := &Peer{ClientID: r.ClientId, App: r.App, SDK: r.Sdk, Addr: s.conn.RemoteAddr().String(), Batched: s.h.committer != nil}
 	s.ctx = WithPeer(s.ctx, p)
 	s.conn.SetFrameBytesMax(FrameBytesMax)
+	if err := s.h.o.OnOpen(p); err != nil {
+		return err
+	}
 	s.ready = true
 	s.peer.Store(p)
-	s.h.o.OnOpen(p)
+	registry := s.h.o.Elsewhere(RoleRegistry)
 	s.replyMessage(f.Request, f.Command, &HelloResponse{
 		Version: FrameVersion, Features: r.Features & s.h.o.Features, Broker: s.h.o.Broker, BrokerGroup: s.h.o.BrokerGroup,
 		Epoch: s.h.o.Epoch, FrameBytesMax: FrameBytesMax, KeepaliveMs: uint32(min(s.h.o.KeepAlive.Milliseconds(), math.MaxUint32)),
+		Roles: s.h.o.Roles, Registry: registry[:min(len(registry), errorNodesMax)],
 	})
 	return nil
 }
@@ -527,14 +598,20 @@ func (s *Session) hello(f Frame) error {
 func (s *Session) run(c *call, f Frame) error {
 	switch f.Command {
 	case CommandProduce:
+		if s.h.services.Broker == nil {
+			break
+		}
 		if err := ParseProduceRequest(&c.produce, f.Header); err != nil {
 			return err
 		}
 		c.produce.Batch = f.Payload
 		s.stored = s.h.committer != nil
-		s.h.broker.Produce(s.ctx, &c.produce, c.produceReply)
+		s.h.services.Broker.Produce(s.ctx, &c.produce, c.produceReply)
 		return nil
 	case CommandFetch:
+		if s.h.services.Broker == nil {
+			break
+		}
 		if err := ParseFetchRequest(&c.fetch, f.Header, &s.names); err != nil {
 			return err
 		}
@@ -542,21 +619,36 @@ func (s *Session) run(c *call, f Frame) error {
 		if s.conn.o.Buffers.tight() {
 			c.fetch.BytesMax = min(c.fetch.BytesMax, tightFetchBytes)
 		}
-		s.h.broker.Fetch(s.ctx, &c.fetch, c.fetchReply)
+		s.h.services.Broker.Fetch(s.ctx, &c.fetch, c.fetchReply)
 		return nil
 	case CommandAck:
+		if s.h.services.Broker == nil {
+			break
+		}
 		if err := ParseAckRequest(&c.ack, f.Header, &s.names); err != nil {
 			return err
 		}
-		s.h.broker.Ack(s.ctx, &c.ack, c.ackReply)
+		s.h.services.Broker.Ack(s.ctx, &c.ack, c.ackReply)
 		return nil
 	case CommandHello:
 		return Errorf(CodeInvalid, "hello was said already")
+	case CommandAuthenticate:
+		return Errorf(CodeInvalid, "nothing is to be authenticated")
 	}
-	if row, ok := coldCommands[f.Command]; ok {
-		return s.startCold(c, f, row)
+	what, ok := commandServices[f.Command]
+	if !ok {
+		return Errorf(CodeUnknownCommand, "%v", f.Command)
 	}
-	return Errorf(CodeUnknownCommand, "%v", f.Command)
+	if !s.h.services.has(what) {
+		return s.h.elsewhere(f.Command, what.role())
+	}
+	switch f.Command {
+	case CommandWatchRoutes:
+		return watch(s, c, f, checkWatchRoutes, s.h.services.Registry.WatchRoutes)
+	case CommandWatchObjects:
+		return watch(s, c, f, checkWatchObjects, s.h.services.Registry.WatchObjects)
+	}
+	return s.startCold(c, f, coldCommands[f.Command])
 }
 
 // startCold reads and judges a request, and has it run on one of the session's goroutines.

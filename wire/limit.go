@@ -19,4 +19,14 @@ const (
 	FetchHeldMax  = 1000 // leases that a fetch may name as held
 	// ReplyBytesMax bounds every frame that a server sends.
 	ReplyBytesMax = FetchBytesMax + FrameBytesMax
+
+	WatchedTopicsMax   = 1000
+	WatchWaitMsMax     = 60_000
+	ObjectWritesMax    = 1000               // of one ApplyObjects
+	SpecBytesMax       = 1 << 20            // of one object
+	ObjectNameBytesMax = 2*NameBytesMax + 1 // TOPIC/GROUP
+	ReasonBytesMax     = 1 << 10
+	watchesMax         = 16 // parked watches of a session
+	heartbeatTextsMax  = 64 // addresses, labels or roles of a node
+	pageMax            = 10_000
 )

@@ -126,7 +126,7 @@ func start(t testing.TB, b broker, ho wire.HandlerOptions, o Options) *Listener 
 		o.Listener = nl
 	}
 	ho.Broker = "b1"
-	o.Handler = wire.NewHandler(b, b, ho)
+	o.Handler = wire.NewHandler(wire.Services{Broker: b, Admin: b}, ho)
 	l, err := New(o)
 	if err != nil {
 		t.Fatal(err)
@@ -210,7 +210,7 @@ func TestSession(t *testing.T) {
 	var opened, closed atomic.Pointer[wire.Peer]
 	gone := make(chan struct{})
 	l := start(t, &fakeBroker{}, wire.HandlerOptions{
-		OnOpen:  func(p *wire.Peer) { opened.Store(p) },
+		OnOpen:  func(p *wire.Peer) error { opened.Store(p); return nil },
 		OnClose: func(p *wire.Peer) { closed.Store(p); close(gone) },
 	}, Options{})
 	c := serve(t, dialRaw(t, l))
@@ -282,7 +282,7 @@ func TestSession(t *testing.T) {
 
 // TestHelloRefused shows each hello that is refused: a typed answer, then the end.
 func TestHelloRefused(t *testing.T) {
-	l := start(t, &fakeBroker{}, wire.HandlerOptions{OnOpen: func(*wire.Peer) { t.Error("let in") }}, Options{})
+	l := start(t, &fakeBroker{}, wire.HandlerOptions{OnOpen: func(*wire.Peer) error { t.Error("let in"); return nil }}, Options{})
 	hello := func(r *wire.HelloRequest) func(c *wire.Conn) error {
 		return func(c *wire.Conn) error {
 			return c.CallMessage(context.Background(), wire.CommandHello, r, &wire.HelloResponse{})
@@ -592,7 +592,7 @@ func TestLoopbackOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer open.Close()
-	if _, err := New(Options{Listener: open, Handler: wire.NewHandler(nil, nil, wire.HandlerOptions{})}); err == nil {
+	if _, err := New(Options{Listener: open, Handler: wire.NewHandler(wire.Services{}, wire.HandlerOptions{})}); err == nil {
 		t.Error("a listener on all addresses was taken")
 	}
 	if _, err := Listen("127.0.0.1:70000"); err == nil {

@@ -69,10 +69,11 @@ func TestPanic(t *testing.T) {
 
 // TestPanicInHook shows that a hook that panics costs its connection, not the process.
 func TestPanicInHook(t *testing.T) {
-	l := start(t, &fakeBroker{}, wire.HandlerOptions{OnOpen: func(p *wire.Peer) {
+	l := start(t, &fakeBroker{}, wire.HandlerOptions{OnOpen: func(p *wire.Peer) error {
 		if p.ClientID == "bad" {
 			panic("hook")
 		}
+		return nil
 	}}, Options{})
 	good := dial(t, l, "good")
 	bad := serve(t, dialRaw(t, l))
@@ -595,7 +596,7 @@ func TestDrain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := New(Options{Listener: nl, Handler: wire.NewHandler(b, b, wire.HandlerOptions{Broker: "b1"})})
+	l, err := New(Options{Listener: nl, Handler: wire.NewHandler(wire.Services{Broker: b, Admin: b}, wire.HandlerOptions{Broker: "b1"})})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -654,7 +655,7 @@ func TestCloseBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := New(Options{Listener: nl, Handler: wire.NewHandler(b, b, wire.HandlerOptions{})})
+	l, err := New(Options{Listener: nl, Handler: wire.NewHandler(wire.Services{Broker: b, Admin: b}, wire.HandlerOptions{})})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -728,7 +729,7 @@ func FuzzSession(f *testing.F) {
 	f.Add(wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandRoute, Request: 3, Header: []byte{10, 1, 't'}}))
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
 	f.Add([]byte(strings.Repeat("\x00", 40)))
-	handler := wire.NewHandler(&fakeBroker{}, &fakeBroker{}, wire.HandlerOptions{})
+	handler := wire.NewHandler(wire.Services{Broker: &fakeBroker{}, Admin: &fakeBroker{}}, wire.HandlerOptions{})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		client, server := net.Pipe()
 		s := handler.NewSession(server, wire.SessionOptions{})
