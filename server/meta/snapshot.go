@@ -1,98 +1,212 @@
 package meta
 
 import (
+	"cmp"
 	"iter"
-	"maps"
 	"slices"
 )
 
-// Snapshot is the metadata as one version has it. It never changes; a newer one shares with it what did not change.
+// Snapshot is the metadata as one version has it. It never changes; a newer one shares with it what did not change. Objects
+// given to it are not changed after.
 type Snapshot struct {
 	Generation Generation
 	Version    Version
 
-	kinds map[Kind]map[Key]*Object
+	kinds [kindCount]*table
 	// gone are objects that were deleted after floor: who knows a version from floor on can be told of them.
-	gone  map[Key]*Object
+	gone  *table
 	floor Version
+	// log leads to what changed last, the newest first, so that telling it costs no look at everything.
+	log *change
 }
+
+// change is what one version changed. Every change of a version above that of the last one of the chain is in it.
+type change struct {
+	version Version
+	objects []*Object
+	before  *change
+	length  int // of the chain from here
+}
+
+const (
+	// changesMax bounds the chain of changes; it is cut to half of that.
+	changesMax = 8192
+	// goneMax bounds what is kept of deleted objects; the older half goes, and floor rises.
+	goneMax = 8192
+)
 
 // NewSnapshot makes a snapshot of objects, among them deleted ones (without Spec); deletions up to floor are not among them.
 func NewSnapshot(g Generation, v, floor Version, objects []*Object) *Snapshot {
-	s := &Snapshot{Generation: g, Version: v, kinds: map[Kind]map[Key]*Object{}, gone: map[Key]*Object{}, floor: floor}
-	s.put(objects)
+	s := &Snapshot{Generation: g, Version: v, gone: &table{}, floor: floor, log: &change{version: v}}
+	sizes := [kindCount]int{}
+	for _, o := range objects {
+		if i := indexOf(o.Kind); i >= 0 {
+			sizes[i]++
+		}
+	}
+	for i := range s.kinds {
+		s.kinds[i] = newTable(sizes[i])
+	}
+	s.put(objects, nil)
 	return s
 }
 
-// Next is the snapshot of version v, in which objects are changed.
+// Next is the snapshot of version v, in which objects are changed. It costs as much as they are, not as much as there is.
 func (s *Snapshot) Next(v Version, objects []*Object) *Snapshot {
-	n := &Snapshot{Generation: s.Generation, Version: v, kinds: maps.Clone(s.kinds), gone: maps.Clone(s.gone), floor: s.floor}
-	cloned := map[Kind]bool{}
-	for _, o := range objects {
-		if !cloned[o.Kind] {
-			n.kinds[o.Kind], cloned[o.Kind] = maps.Clone(n.kinds[o.Kind]), true
-		}
+	n := *s
+	n.Version = v
+	n.log = &change{version: v, objects: slices.Clone(objects), before: s.log, length: s.log.length + 1}
+	if n.log.length > changesMax {
+		n.log = n.log.newest(changesMax / 2)
 	}
-	n.put(objects)
-	return n
+	n.put(objects, &owned{})
+	if n.gone.n > goneMax {
+		n.forget()
+	}
+	return &n
 }
 
-func (s *Snapshot) put(objects []*Object) {
+// newest returns a chain of the n newest changes of the one from c.
+func (c *change) newest(n int) *change {
+	all := make([]change, n)
+	for i := range all {
+		all[i] = change{version: c.version, objects: c.objects, length: n - 1 - i}
+		if i > 0 {
+			all[i-1].before = &all[i]
+		}
+		c = c.before
+	}
+	all[n-1].objects = nil // where the chain ends, only the version counts
+	return &all[0]
+}
+
+// forget drops the older half of what was deleted.
+func (s *Snapshot) forget() {
+	all := slices.SortedFunc(s.gone.all(), byRevision)
+	s.floor = all[len(all)/2].Revision
+	s.gone = newTable(len(all) / 2)
+	for _, o := range all {
+		if o.Revision > s.floor {
+			s.gone.put(o)
+		}
+	}
+}
+
+// owned are the shards that a new snapshot has cloned already, and may write to; nil: it owns all.
+type owned struct {
+	kinds [kindCount]shardSet
+	gone  shardSet
+}
+
+func (s *Snapshot) put(objects []*Object, own *owned) {
 	for _, o := range objects {
+		i := indexOf(o.Kind)
+		if i < 0 {
+			continue // of a kind that is not known here
+		}
+		if own != nil {
+			s.kinds[i] = own.kinds[i].write(s.kinds[i], o.Key)
+			s.gone = own.gone.write(s.gone, o.Key)
+		}
 		if o.Spec == nil {
-			delete(s.kinds[o.Kind], o.Key)
-			s.gone[o.Key] = o
+			s.kinds[i].drop(o.Key)
+			s.gone.put(o)
 			continue
 		}
-		if s.kinds[o.Kind] == nil {
-			s.kinds[o.Kind] = map[Key]*Object{}
-		}
-		s.kinds[o.Kind][o.Key] = o
-		delete(s.gone, o.Key)
+		s.kinds[i].put(o)
+		s.gone.drop(o.Key)
 	}
 }
 
 // Get returns the object with that key, or nil.
-func (s *Snapshot) Get(k Key) *Object { return s.kinds[k.Kind][k] }
+func (s *Snapshot) Get(k Key) *Object {
+	i := indexOf(k.Kind)
+	if i < 0 {
+		return nil
+	}
+	return s.kinds[i].get(k)
+}
 
 // Len is how many objects of a kind there are.
-func (s *Snapshot) Len(k Kind) int { return len(s.kinds[k]) }
+func (s *Snapshot) Len(k Kind) int {
+	if i := indexOf(k); i >= 0 {
+		return s.kinds[i].n
+	}
+	return 0
+}
 
 // All gives the objects of a kind in no order.
-func (s *Snapshot) All(k Kind) iter.Seq[*Object] { return maps.Values(s.kinds[k]) }
+func (s *Snapshot) All(k Kind) iter.Seq[*Object] {
+	if i := indexOf(k); i >= 0 {
+		return s.kinds[i].all()
+	}
+	return func(func(*Object) bool) {}
+}
 
 // List returns the objects of a kind in the order of their keys.
 func (s *Snapshot) List(k Kind) []*Object {
-	return slices.SortedFunc(s.All(k), func(a, b *Object) int { return a.Key.Compare(b.Key) })
+	if i := indexOf(k); i >= 0 {
+		return slices.Clone(s.kinds[i].list())
+	}
+	return nil
 }
 
+// Floor is the version up to which deletions are not known any more.
+func (s *Snapshot) Floor() Version { return s.floor }
+
 // Since returns what changed after version v, deleted objects among it, in order of revision; ok is false when deletions of
-// that time are not known any more: then everything must be told anew.
+// that time are not known any more: then everything must be told anew. For what changed lately it costs as much as that is.
 func (s *Snapshot) Since(v Version) (changed []*Object, ok bool) {
 	if v < s.floor {
 		return nil, false
 	}
-	for _, kind := range s.kinds {
-		for _, o := range kind {
+	c := s.log
+	for ; c != nil && c.version > v && c.length > 0; c = c.before {
+		for _, o := range c.objects {
+			if o.Revision > v && s.now(o.Key) == o { // else it changed again
+				changed = append(changed, o)
+			}
+		}
+	}
+	if c != nil && c.version > v { // the chain does not reach back so far
+		changed = changed[:0]
+		for o := range s.everything() {
 			if o.Revision > v {
 				changed = append(changed, o)
 			}
 		}
 	}
-	for _, o := range s.gone {
-		if o.Revision > v {
-			changed = append(changed, o)
+	slices.SortFunc(changed, byRevision)
+	return slices.Compact(changed), true
+}
+
+// now returns the object with that key also when it was deleted.
+func (s *Snapshot) now(k Key) *Object {
+	if o := s.Get(k); o != nil {
+		return o
+	}
+	return s.gone.get(k)
+}
+
+func (s *Snapshot) everything() iter.Seq[*Object] {
+	return func(yield func(*Object) bool) {
+		for _, t := range s.kinds {
+			for o := range t.all() {
+				if !yield(o) {
+					return
+				}
+			}
+		}
+		for o := range s.gone.all() {
+			if !yield(o) {
+				return
+			}
 		}
 	}
-	slices.SortFunc(changed, byRevision)
-	return changed, true
 }
 
 func byRevision(a, b *Object) int {
-	if a.Revision != b.Revision {
-		return int(int64(a.Revision) - int64(b.Revision))
-	}
-	return a.Key.Compare(b.Key)
+	return cmp.Or(cmp.Compare(a.Revision, b.Revision), a.Key.Compare(b.Key))
 }
 
 // of returns the spec of the object with that key, or nil.

@@ -4,7 +4,7 @@ import (
 	"time"
 )
 
-// Duration is written as text with its unit: "168h", "500ms". 0 or absent: the default.
+// Duration is written as text with its unit: "168h", "500ms", "7d"; below 0: "never". 0 or absent: the default.
 type Duration time.Duration
 
 // Limit bounds what one broker takes; 0: no limit.
@@ -16,7 +16,8 @@ type Limit struct {
 
 // Namespace separates tenants: names of topics, apps and groups are its own.
 type Namespace struct {
-	ID          uint32 `json:"id"` // in the journal; given by the store, and never again
+	ID          uint32 `json:"id"`             // in the journal; given by Plan, and never to another one
+	Last        uint32 `json:"last,omitempty"` // of the default namespace: the highest number that was ever given
 	Description string `json:"description,omitempty"`
 	Limit       Limit  `json:"limit,omitzero"`
 	TopicsMax   int    `json:"topicsMax,omitempty"` // 0: no limit
@@ -43,10 +44,10 @@ const (
 // Topic is a topic on one or more broker groups. An absent retention is the broker's default.
 type Topic struct {
 	Description       string     `json:"description,omitempty"`
-	Owner             string     `json:"owner,omitempty"` // app
-	Type              TopicType  `json:"type,omitempty"`  // absent: normal
-	Partitions        int        `json:"partitions"`      // on each broker group
-	BrokerGroups      []string   `json:"brokerGroups"`    // absent at creation: up to three are chosen
+	Owner             string     `json:"owner,omitempty"`        // app
+	Type              TopicType  `json:"type,omitempty"`         // absent: normal
+	Partitions        int        `json:"partitions,omitempty"`   // on each broker group; absent at creation: 8; later: as they are
+	BrokerGroups      []string   `json:"brokerGroups,omitempty"` // absent at creation: up to three are chosen; later: as they are
 	Durability        Durability `json:"durability,omitempty"`
 	RetentionAge      Duration   `json:"retentionAge,omitempty"` // below 0: never by age
 	RetentionBytes    int64      `json:"retentionBytes,omitempty"`
