@@ -34,7 +34,7 @@ func benchServeBrokerCommand() *cobra.Command {
 			defer stop()
 			c := server.DefaultConfig()
 			c.Broker.Data = data
-			c.Broker.Wire.Listen, c.Broker.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+			c.Node.Wire.Listen, c.Node.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 			s, err := server.New(c)
 			if err != nil {
 				return err

@@ -293,7 +293,7 @@ func TestJournalVerify(t *testing.T) {
 	if err := os.Rename(filepath.Join(folder, "journal"), filepath.Join(t.TempDir(), "away")); err != nil {
 		t.Fatal(err)
 	}
-	local.fails(exitError, "broker.journal.folder", "", "run broker --log.level error --broker.wire.listen 127.0.0.1:0 --broker.admin.listen 127.0.0.1:0 --data", folder)
+	local.fails(exitError, "broker.journal.folder", "", "run broker --log.level error --node.wire.listen 127.0.0.1:0 --node.admin.listen 127.0.0.1:0 --data", folder)
 	local.fails(exitNotFound, "--journal where", "", "journal verify", folder)
 }
 
@@ -641,7 +641,7 @@ func TestJournalRepair(t *testing.T) {
 		if err := damage(); err != nil {
 			t.Fatal(err)
 		}
-		local.fails(exitError, "jmq journal repair", "", "run broker --log.level error --broker.wire.listen 127.0.0.1:0 --broker.admin.listen 127.0.0.1:0 --data", folder)
+		local.fails(exitError, "jmq journal repair", "", "run broker --log.level error --node.wire.listen 127.0.0.1:0 --node.admin.listen 127.0.0.1:0 --data", folder)
 		if out := local.ok("", "journal repair --yes", folder); !strings.Contains(out, "identity made again") {
 			t.Errorf("repair of the identity: %s", out)
 		}

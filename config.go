@@ -93,6 +93,8 @@ func (k configKey) parse(raw any) (any, error) {
 		return d, nil
 	}
 	switch k.kind.Kind() {
+	case reflect.Slice:
+		return parseList(raw)
 	case reflect.String:
 		if !isText {
 			return nil, errors.New("must be text; quote it")
@@ -118,6 +120,39 @@ func (k configKey) parse(raw any) (any, error) {
 	}
 }
 
+// parseList takes a list of texts, or one text with commas between them, as an environment variable or a flag has it.
+func parseList(raw any) ([]string, error) {
+	wrong := errors.New("must be a list of texts, or one text with commas between them")
+	var list []string
+	switch v := raw.(type) {
+	case []string:
+		list = v
+	case []any:
+		for _, e := range v {
+			text, ok := e.(string)
+			if !ok {
+				return nil, wrong
+			}
+			list = append(list, text)
+		}
+	case string:
+		if strings.TrimSpace(v) != "" {
+			list = strings.Split(v, ",")
+		}
+	default:
+		return nil, wrong
+	}
+	var out []string
+	for _, e := range list {
+		e = strings.TrimSpace(e)
+		if e == "" {
+			return nil, errors.New("has an empty entry")
+		}
+		out = append(out, e)
+	}
+	return out, nil
+}
+
 func wholeNumber(raw any) (int64, bool) {
 	switch n := raw.(type) {
 	case int:
@@ -131,6 +166,9 @@ func wholeNumber(raw any) (int64, bool) {
 // defaultText is the default as the golden list and the flags show it.
 func (k configKey) defaultText() string {
 	c := server.DefaultConfig()
+	if list, ok := k.field(&c).Interface().([]string); ok {
+		return strings.Join(list, ",")
+	}
 	return fmt.Sprint(k.field(&c).Interface())
 }
 
@@ -153,6 +191,8 @@ func (f *configFlag) Type() string {
 	switch f.key.kind {
 	case reflect.TypeFor[time.Duration]():
 		return "duration"
+	case reflect.TypeFor[[]string]():
+		return "list"
 	}
 	return strings.TrimSuffix(f.key.kind.Kind().String(), "64")
 }
@@ -366,6 +406,14 @@ func checkConfigFile(file string, content []byte, keys []configKey) (map[string]
 
 // checkNode says why a value of the file is not of the key's type, or "".
 func (k configKey) checkNode(n *yaml.Node) string {
+	if n.Kind == yaml.SequenceNode && k.kind.Kind() == reflect.Slice {
+		for _, e := range n.Content {
+			if e.Kind != yaml.ScalarNode || e.Tag != "!!str" {
+				return fmt.Sprintf("line %d: must be a list of texts; quote them", e.Line)
+			}
+		}
+		return ""
+	}
 	if n.Kind != yaml.ScalarNode {
 		return "takes one value, not a list or a section"
 	}
@@ -380,7 +428,7 @@ func (k configKey) checkNode(n *yaml.Node) string {
 		}
 	case k.kind.Kind() == reflect.Bool:
 		want = "!!bool"
-	case k.kind.Kind() != reflect.String:
+	case k.kind.Kind() != reflect.String && k.kind.Kind() != reflect.Slice:
 		want = "!!int"
 	}
 	if n.Tag != want {

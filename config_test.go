@@ -81,14 +81,14 @@ func loadTest(t *testing.T, content string, environ []string, args ...string) (s
 
 // A flag wins over the environment, that over the file, that over the default; an empty variable counts as unset.
 func TestConfigPrecedence(t *testing.T) {
-	file := "broker:\n  name: file\n  data: /file\n  journal:\n    segmentBytesMax: 1048576\n    commitBytesMax: 131072\n  dispatch:\n    ackTimeout: 7s\nlog:\n"
-	env := []string{"JMQ_BROKER_NAME=env", "JMQ_BROKER_JOURNAL_SEGMENTBYTESMAX=2097152", "JMQ_BROKER_DATA=", "JMQ_TEST_ANYTHING=1", "PATH=/bin", "JMQ_ADDRESS=x"}
-	c, err := loadTest(t, file, env, "--broker.name", "flag")
+	file := "node:\n  name: file\nbroker:\n  data: /file\n  journal:\n    segmentBytesMax: 1048576\n    commitBytesMax: 131072\n  dispatch:\n    ackTimeout: 7s\nlog:\n"
+	env := []string{"JMQ_NODE_NAME=env", "JMQ_BROKER_JOURNAL_SEGMENTBYTESMAX=2097152", "JMQ_BROKER_DATA=", "JMQ_TEST_ANYTHING=1", "PATH=/bin", "JMQ_ADDRESS=x"}
+	c, err := loadTest(t, file, env, "--node.name", "flag")
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := server.DefaultConfig()
-	want.Broker.Name = "flag"
+	want.Node.Name = "flag"
 	want.Broker.Data = "/file"
 	want.Broker.Journal.SegmentBytesMax = 2097152
 	want.Broker.Journal.CommitBytesMax = 131072
@@ -113,41 +113,41 @@ func TestConfigEmptyFile(t *testing.T) {
 		t.Errorf("without a file: %v", err)
 	}
 	// jmq.yaml is read where it lies, without being asked for.
-	if err := os.WriteFile("jmq.yaml", []byte("broker:\n  name: here\n"), 0o644); err != nil {
+	if err := os.WriteFile("jmq.yaml", []byte("node:\n  name: here\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if c, err := loadConfig(flags, nil); err != nil || c.Broker.Name != "here" {
-		t.Errorf("jmq.yaml in the working folder: name %q, %v", c.Broker.Name, err)
+	if c, err := loadConfig(flags, nil); err != nil || c.Node.Name != "here" {
+		t.Errorf("jmq.yaml in the working folder: name %q, %v", c.Node.Name, err)
 	}
 }
 
 // Every kind of wrong file is one line an error, each naming file, line and key.
 func TestConfigBadFile(t *testing.T) {
 	for _, c := range []struct{ name, content, want string }{
-		{"unknown key", "broker:\n  nme: x\n", "jmq.yaml line 2: unknown key broker.nme; did you mean broker.name?"},
+		{"unknown key", "node:\n  nme: x\n", "jmq.yaml line 2: unknown key node.nme; did you mean node.name?"},
 		{"unknown section", "brokr:\n  name: x\n", "jmq.yaml line 1: unknown key brokr; did you mean broker?"},
 		{"unknown key without value", "brokr:\n", "jmq.yaml line 1: unknown key brokr; did you mean broker?"},
 		{"nothing near", "zookeeper: 1\n", "jmq.yaml line 1: unknown key zookeeper; see jmq config ls"},
-		{"other case", "broker:\n  Name: x\n", "jmq.yaml line 2: unknown key broker.Name; did you mean broker.name?"},
-		{"dotted", "broker.name: x\n", "jmq.yaml line 1: unknown key broker.name; write one level a line"},
-		{"twice", "broker:\n  name: a\n  name: b\n", "broker.name is there twice"},
-		{"no value", "broker:\n  name:\n", "jmq.yaml line 2: broker.name: has no value"},
+		{"other case", "node:\n  Name: x\n", "jmq.yaml line 2: unknown key node.Name; did you mean node.name?"},
+		{"dotted", "node.name: x\n", "jmq.yaml line 1: unknown key node.name; write one level a line"},
+		{"twice", "node:\n  name: a\n  name: b\n", "node.name is there twice"},
+		{"no value", "node:\n  name:\n", "jmq.yaml line 2: node.name: has no value"},
 		{"value for section", "broker: x\n", "jmq.yaml line 1: broker is a section and takes keys, not a value"},
-		{"section for value", "broker:\n  name:\n    x: y\n", "broker.name: takes one value, not a list or a section"},
-		{"list for value", "broker:\n  name: [a]\n", "broker.name: takes one value, not a list or a section"},
+		{"section for value", "node:\n  name:\n    x: y\n", "node.name: takes one value, not a list or a section"},
+		{"list for value", "node:\n  name: [a]\n", "node.name: takes one value, not a list or a section"},
 		{"fraction", "broker:\n  journal:\n    segmentBytesMax: 1.5\n", `jmq.yaml line 3: broker.journal.segmentBytesMax: "1.5" must be a whole number`},
 		{"quoted number", "broker:\n  journal:\n    segmentBytesMax: '1048576'\n", `"1048576" must be a whole number`},
 		{"text for number", "broker:\n  journal:\n    segmentBytesMax: big\n", `"big" must be a whole number`},
 		{"too big a number", "broker:\n  journal:\n    segmentBytesMax: 99999999999999999999\n", "must be a whole number"},
-		{"number for text", "broker:\n  name: 5\n", `broker.name: "5" must be text; quote it`},
-		{"bool for text", "broker:\n  name: true\n", `broker.name: "true" must be text; quote it`},
+		{"number for text", "node:\n  name: 5\n", `node.name: "5" must be text; quote it`},
+		{"bool for text", "node:\n  name: true\n", `node.name: "true" must be text; quote it`},
 		{"number for duration", "broker:\n  dispatch:\n    ackTimeout: 5\n", "jmq.yaml line 3: broker.dispatch.ackTimeout: 5 must be a duration with its unit"},
 		{"text for duration", "broker:\n  dispatch:\n    ackTimeout: soon\n", `"soon" must be a duration with its unit`},
 		{"out of range", "broker:\n  journal:\n    segmentBytesMax: 5\n", "jmq.yaml line 3: broker.journal.segmentBytesMax: 5 must be between 65536 and"},
-		{"not loopback", "broker:\n  wire:\n    listen: 0.0.0.0:50088\n", `broker.wire.listen: "0.0.0.0:50088" must be loopback`},
-		{"no port", "broker:\n  wire:\n    listen: 127.0.0.1\n", "must be host:port"},
-		{"bad port", "broker:\n  wire:\n    listen: 127.0.0.1:70000\n", "port from 0 to 65535"},
-		{"same ports", "broker:\n  admin:\n    listen: 127.0.0.1:50088\n", "must not be the address of broker.wire.listen"},
+		{"not loopback", "node:\n  wire:\n    listen: 0.0.0.0:50088\n", `node.wire.listen: "0.0.0.0:50088" must be loopback`},
+		{"no port", "node:\n  wire:\n    listen: 127.0.0.1\n", "must be host:port"},
+		{"bad port", "node:\n  wire:\n    listen: 127.0.0.1:70000\n", "port from 0 to 65535"},
+		{"same ports", "node:\n  admin:\n    listen: 127.0.0.1:50088\n", "must not be the address of node.wire.listen"},
 		{"level", "log:\n  level: loud\n", `jmq.yaml line 2: log.level: "loud" must be one of [debug info warn error]`},
 		{"not yaml", "broker: [\n", "jmq.yaml: line "},
 		{"a list", "- broker\n", "jmq.yaml line 1: must be a tree of keys"},
@@ -178,11 +178,12 @@ func unwrapOnce(err error) error {
 // Each key is refused with a wrong value from the environment and as a flag, and the place is named.
 func TestConfigEachKeyWrong(t *testing.T) {
 	wrong := map[string]string{
-		"broker.name": "a b", "broker.brokerGroup": "a/b", "broker.wire.listen": "nowhere", "broker.admin.listen": ":1", "log.level": "x", "log.format": "xml",
+		"node.name": "a b", "broker.brokerGroup": "a/b", "node.wire.listen": "nowhere", "node.admin.listen": ":1", "log.level": "x", "log.format": "xml",
+		"node.dataCenter": "a b",
 	}
 	for _, k := range configKeys() {
-		if k.name == "broker.data" || strings.HasSuffix(k.name, ".folder") {
-			continue // any text may be a folder; it is refused when it cannot be one
+		if k.name == "broker.data" || strings.HasSuffix(k.name, ".folder") || strings.HasSuffix(strings.ToLower(k.name), "file") {
+			continue // any text may be a folder or a file; it is refused when it cannot be one
 		}
 		value, ok := wrong[k.name]
 		if !ok {
@@ -203,10 +204,10 @@ func TestConfigEachKeyWrong(t *testing.T) {
 func TestConfigUnknownEnv(t *testing.T) {
 	for env, want := range map[string]string{
 		"JMQ_BROKER_JORNAL=x":  "unknown variable JMQ_BROKER_JORNAL; see jmq config ls",
-		"JMQ_BROKER_NAM=x":     "unknown variable JMQ_BROKER_NAM; did you mean JMQ_BROKER_NAME?",
+		"JMQ_NODE_NAM=x":       "unknown variable JMQ_NODE_NAM; did you mean JMQ_NODE_NAME?",
 		"JMQ_BROKER_JOURNAL=x": "unknown variable JMQ_BROKER_JOURNAL",
 		"JMQ_=x":               "unknown variable JMQ_",
-		"JMQ_BROKER_NAME_=":    "unknown variable JMQ_BROKER_NAME_",
+		"JMQ_NODE_NAME_=":      "unknown variable JMQ_NODE_NAME_",
 	} {
 		_, err := loadTest(t, "", []string{env})
 		if err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), want) {
@@ -228,7 +229,7 @@ func TestConfigMissingFile(t *testing.T) {
 
 // FuzzConfigFile shows that no file crashes the reader and that each error is one line.
 func FuzzConfigFile(f *testing.F) {
-	f.Add("broker:\n  name: x\n")
+	f.Add("node:\n  name: x\n")
 	f.Add("a: &a [*a]\n")
 	f.Add("broker: &b\n  journal: *b\n")
 	f.Fuzz(func(t *testing.T, content string) {

@@ -173,7 +173,7 @@ func after(t *testing.T, lines []string, word string) string {
 func TestDevAndPastedPair(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "jmq data's")
 	jmqBinary(t) // not to be measured below
-	args := []string{"dev", "--data", folder, "--broker.wire.listen", "127.0.0.1:0", "--broker.admin.listen", "127.0.0.1:0"}
+	args := []string{"dev", "--data", folder, "--node.wire.listen", "127.0.0.1:0", "--node.admin.listen", "127.0.0.1:0"}
 	begun := time.Now()
 	d := startDaemon(t, args...)
 	lines := d.until("Ctrl-C")
@@ -239,7 +239,7 @@ func TestDevAndPastedPair(t *testing.T) {
 // where it stood: twice, the second time in the middle of a stream of sends.
 func TestKillAndRestart(t *testing.T) {
 	folder, address, admin := t.TempDir(), freePort(t), freePort(t)
-	args := []string{"run", "broker", "--data", folder, "--broker.wire.listen", address, "--broker.admin.listen", admin}
+	args := []string{"run", "broker", "--data", folder, "--node.wire.listen", address, "--node.admin.listen", admin}
 	up := func() *daemon {
 		t.Helper()
 		begun := time.Now()
@@ -351,7 +351,7 @@ func TestKillAndRestart(t *testing.T) {
 // What a server cannot start with is one line with the next step, and exit code 1, or 2 when it is the configuration.
 func TestServerCannotStart(t *testing.T) {
 	folder := t.TempDir()
-	d := startDaemon(t, "dev", "--data", folder, "--broker.wire.listen", "127.0.0.1:0", "--broker.admin.listen", "127.0.0.1:0")
+	d := startDaemon(t, "dev", "--data", folder, "--node.wire.listen", "127.0.0.1:0", "--node.admin.listen", "127.0.0.1:0")
 	address := after(t, d.until("Ctrl-C"), "wire")
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
@@ -361,7 +361,7 @@ func TestServerCannotStart(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(newer, "STORE"), []byte("jmq store\nversion 99\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	free := []string{"--broker.wire.listen", "127.0.0.1:0", "--broker.admin.listen", "127.0.0.1:0"}
+	free := []string{"--node.wire.listen", "127.0.0.1:0", "--node.admin.listen", "127.0.0.1:0"}
 	with := func(args ...string) []string { return append(args, free...) }
 	for _, c := range []struct {
 		name string
@@ -371,15 +371,15 @@ func TestServerCannotStart(t *testing.T) {
 		args []string
 	}{
 		{"the folder is in use", 1, []string{folder, "in use", "process " + fmt.Sprint(d.cmd.Process.Pid), "--data"}, nil, with("--data", folder)},
-		{"the folder and the port are in use", 1, []string{folder, "in use", "--data"}, nil, []string{"--data", folder, "--broker.wire.listen", address, "--broker.admin.listen", "127.0.0.1:0"}},
-		{"the port is in use", 1, []string{address, "port is in use", "--broker.wire.listen"}, nil, []string{"--data", t.TempDir(), "--broker.wire.listen", address, "--broker.admin.listen", "127.0.0.1:0"}},
+		{"the folder and the port are in use", 1, []string{folder, "in use", "--data"}, nil, []string{"--data", folder, "--node.wire.listen", address, "--node.admin.listen", "127.0.0.1:0"}},
+		{"the port is in use", 1, []string{address, "port is in use", "--node.wire.listen"}, nil, []string{"--data", t.TempDir(), "--node.wire.listen", address, "--node.admin.listen", "127.0.0.1:0"}},
 		{"a file for a folder", 1, []string{file, "--data"}, nil, with("--data", file)},
 		{"nowhere", 1, []string{"/proc/jmq", "--data"}, nil, with("--data", "/proc/jmq")},
 		{"a newer version", 1, []string{newer, "version 99"}, nil, with("--data", newer)},
 		{"an unknown variable", 2, []string{"JMQ_BROKER_DATTA", "did you mean JMQ_BROKER_DATA?"}, []string{"JMQ_BROKER_DATTA=x"}, with()},
 		{"a wrong variable", 2, []string{"JMQ_BROKER_JOURNAL_SEGMENTBYTESMAX", "whole number"}, []string{"JMQ_BROKER_JOURNAL_SEGMENTBYTESMAX=1.5"}, with()},
 		{"a wrong flag", 2, []string{"--broker.journal.segmentBytesMax", "multiple of 4096"}, nil, with("--broker.journal.segmentBytesMax", "100000")},
-		{"not loopback", 2, []string{"broker.wire.listen", "loopback"}, nil, []string{"--broker.wire.listen", "0.0.0.0:0"}},
+		{"not loopback", 2, []string{"node.wire.listen", "loopback"}, nil, []string{"--node.wire.listen", "0.0.0.0:0"}},
 		{"a missing file", 2, []string{"/no/jmq.yaml", "--config"}, nil, with("--config", "/no/jmq.yaml")},
 	} {
 		for _, command := range [][]string{{"dev"}, {"run", "broker"}} {
@@ -404,7 +404,7 @@ func TestServerCannotStart(t *testing.T) {
 
 // consume acknowledges after it printed: a message whose line nobody could read comes again.
 func TestConsumeAcksAfterPrinting(t *testing.T) {
-	d := startDaemon(t, "dev", "--data", t.TempDir(), "--broker.wire.listen", "127.0.0.1:0", "--broker.admin.listen", "127.0.0.1:0", "--broker.dispatch.disconnectGrace", "0s")
+	d := startDaemon(t, "dev", "--data", t.TempDir(), "--node.wire.listen", "127.0.0.1:0", "--node.admin.listen", "127.0.0.1:0", "--broker.dispatch.disconnectGrace", "0s")
 	address := after(t, d.until("Ctrl-C"), "wire")
 	if code, _, errs := finished(t, "", nil, "produce", "orders", "-a", address, "--order-key", "k", strings.Repeat("x", 100_000)); code != 0 {
 		t.Fatal(errs)

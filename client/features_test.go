@@ -17,7 +17,7 @@ import (
 // dial returns a client of a real broker, both of which end with the test.
 func dial(t *testing.T, opts ...client.Option) *client.Client {
 	t.Helper()
-	s := servertest.Start(t, func(c *server.Config) { c.Broker.Admin.Listen = "127.0.0.1:0" })
+	s := servertest.Start(t, func(c *server.Config) { c.Node.Admin.Listen = "127.0.0.1:0" })
 	cl, err := client.Dial(context.Background(), s.Address(), append([]client.Option{client.WithApp("app")}, opts...)...)
 	if err != nil {
 		t.Fatal(err)

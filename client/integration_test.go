@@ -17,7 +17,7 @@ import (
 
 // Ordered sends and two groups at work while the real broker is restarted under them: the history holds.
 func TestRestarts(t *testing.T) {
-	s := servertest.Start(t, func(c *server.Config) { c.Broker.Admin.Listen = "127.0.0.1:0" })
+	s := servertest.Start(t, func(c *server.Config) { c.Node.Admin.Listen = "127.0.0.1:0" })
 	s.CreateTopic("orders", 4)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

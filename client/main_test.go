@@ -40,7 +40,7 @@ func devBroker() string {
 		}
 		c := server.DefaultConfig()
 		c.Broker.Data = dir
-		c.Broker.Wire.Listen, c.Broker.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+		c.Node.Wire.Listen, c.Node.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 		c.Broker.Journal.SegmentBytesMax = 1 << 20
 		s, err := server.New(c)
 		if err != nil {

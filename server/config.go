@@ -8,6 +8,7 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -17,8 +18,10 @@ import (
 // name in the file, in the environment (JMQ_BROKER_JOURNAL_SEGMENTBYTESMAX) and as a flag
 // (--broker.journal.segmentBytesMax); the help tag says what it means. Start from DefaultConfig: a zero is a value.
 type Config struct {
-	Broker BrokerConfig `yaml:"broker"`
-	Log    LogConfig    `yaml:"log"`
+	Node     NodeConfig     `yaml:"node"`
+	Registry RegistryConfig `yaml:"registry"`
+	Broker   BrokerConfig   `yaml:"broker"`
+	Log      LogConfig      `yaml:"log"`
 
 	// What no file can set; each may stay zero.
 
@@ -30,26 +33,65 @@ type Config struct {
 	Progress func(done, total int64) `yaml:"-"`
 }
 
+// NodeConfig is what all roles of a process share: its name, its ports, and who may connect.
+type NodeConfig struct {
+	Name        string         `yaml:"name" help:"name of this node, told to clients and in metrics; one of its own in a cluster"`
+	Advertise   []string       `yaml:"advertise" help:"addresses at which clients and other nodes reach node.wire.listen; empty: that address"`
+	DataCenter  string         `yaml:"dataCenter" help:"data center that this node stands in"`
+	Labels      []string       `yaml:"labels" help:"what placement may go by, each name=value"`
+	Wire        ListenConfig   `yaml:"wire"`
+	Admin       ListenConfig   `yaml:"admin"`
+	TLS         TLSConfig      `yaml:"tls"`
+	Auth        AuthConfig     `yaml:"auth"`
+	Registry    RegistryClient `yaml:"registry"`
+	Listener    ListenerConfig `yaml:"listener"`
+	StopTimeout time.Duration  `yaml:"stopTimeout" help:"how long a stop waits for requests under way before it closes their connections"`
+}
+
+// TLSConfig is the certificate of the wire port. The files are read again when they change.
+type TLSConfig struct {
+	CertFile            string `yaml:"certFile" help:"certificate of the wire port, PEM; empty: no TLS"`
+	KeyFile             string `yaml:"keyFile" help:"its key"`
+	ClientCAFile        string `yaml:"clientCAFile" help:"authorities of client certificates; one that is shown says who the client is (mTLS)"`
+	ClientCertsRequired bool   `yaml:"clientCertsRequired" help:"refuse clients without a certificate"`
+}
+
+// AuthConfig says whether clients must say who they are.
+type AuthConfig struct {
+	Required                      bool `yaml:"required" help:"answer only clients that proved who they are, by credential or certificate"`
+	InsecureWithoutAuthentication bool `yaml:"insecureWithoutAuthentication" help:"let anyone who reaches a port that is not loopback do everything"`
+}
+
+// RegistryClient is how a node without the registry role reaches one.
+type RegistryClient struct {
+	Addresses      []string `yaml:"addresses" help:"registry nodes; empty: this process runs the role, or the broker stands alone"`
+	CredentialFile string   `yaml:"credentialFile" help:"file with id and secret by which this node says who it is, only readable by its owner"`
+	CAFile         string   `yaml:"caFile" help:"authorities of the registry's certificate, PEM; empty: no TLS"`
+	CertFile       string   `yaml:"certFile" help:"certificate that this node shows instead of a credential, PEM"`
+	KeyFile        string   `yaml:"keyFile" help:"its key"`
+}
+
+// RegistryConfig is the registry role's part: where the metadata lies.
+type RegistryConfig struct {
+	File    string `yaml:"file" help:"SQLite file of the metadata, for a single registry node; empty: metadata.db in broker.data"`
+	DSNFile string `yaml:"dsnFile" help:"file with the MySQL data source name (user:password@tcp(host:port)/database), only readable by its owner; several registry nodes share one database"`
+}
+
 // BrokerConfig is the broker's part.
 type BrokerConfig struct {
-	Name        string          `yaml:"name" help:"name of this broker, told to clients and in metrics"`
 	BrokerGroup string          `yaml:"brokerGroup" help:"broker group that this broker belongs to"`
 	Data        string          `yaml:"data" help:"folder of the journal, the index and the checkpoints"`
-	Wire        ListenConfig    `yaml:"wire"`
-	Admin       ListenConfig    `yaml:"admin"`
 	Journal     JournalConfig   `yaml:"journal"`
 	Store       StoreConfig     `yaml:"store"`
 	Index       IndexConfig     `yaml:"index"`
 	Retention   RetentionConfig `yaml:"retention"`
 	Disk        DiskConfig      `yaml:"disk"`
-	Listener    ListenerConfig  `yaml:"listener"`
 	Dispatch    DispatchConfig  `yaml:"dispatch"`
-	StopTimeout time.Duration   `yaml:"stopTimeout" help:"how long a stop waits for requests under way before it closes their connections"`
 }
 
 // ListenConfig is one listening socket.
 type ListenConfig struct {
-	Listen string `yaml:"listen" help:"address and port; loopback only until there is authentication; port 0 takes a free one"`
+	Listen string `yaml:"listen" help:"address and port; beyond loopback only with authentication; port 0 takes a free one"`
 }
 
 // JournalConfig sizes the journal.
@@ -112,20 +154,22 @@ type LogConfig struct {
 // DefaultConfig is what holds where nothing is set.
 func DefaultConfig() Config {
 	return Config{
-		Broker: BrokerConfig{
+		Node: NodeConfig{
 			Name:        "broker",
-			BrokerGroup: "default",
-			Data:        "./jmq-data",
 			Wire:        ListenConfig{Listen: "127.0.0.1:50088"},
 			Admin:       ListenConfig{Listen: "127.0.0.1:50089"},
+			Listener:    ListenerConfig{ConnectionsMax: 10_000, BufferBytesMax: 512 << 20, HelloTimeout: 5 * time.Second, KeepAlive: 10 * time.Second},
+			StopTimeout: 10 * time.Second,
+		},
+		Broker: BrokerConfig{
+			BrokerGroup: "default",
+			Data:        "./jmq-data",
 			Journal:     JournalConfig{SegmentBytesMax: 256 << 20, CommitBytesMax: 4 << 20, QueueBytesMax: 32 << 20, VerifyBytesPerSecond: 16 << 20},
 			Store:       StoreConfig{CheckpointBytes: 256 << 20, CheckpointEvery: 10 * time.Second},
 			Index:       IndexConfig{FilesOpenMax: 2000},
 			Retention:   RetentionConfig{Age: 7 * 24 * time.Hour, AbandonedAfter: 30 * 24 * time.Hour, Every: 10 * time.Second},
 			Disk:        DiskConfig{WarnPercent: 75, EarlyDeletePercent: 80, RefusePercent: 90},
-			Listener:    ListenerConfig{ConnectionsMax: 10_000, BufferBytesMax: 512 << 20, HelloTimeout: 5 * time.Second, KeepAlive: 10 * time.Second},
 			Dispatch:    DispatchConfig{AckTimeout: 5 * time.Minute, DisconnectGrace: 10 * time.Second},
-			StopTimeout: 10 * time.Second,
 		},
 		Log: LogConfig{Level: "info", Format: "text"},
 	}
@@ -164,8 +208,8 @@ func (c *Config) Validate() error {
 			bad(key, v, "must be 1 to 255 letters, digits, '_', '-' or '.'")
 		}
 	}
-	b := &c.Broker
-	name("broker.name", b.Name)
+	n, b := &c.Node, &c.Broker
+	name("node.name", n.Name)
 	name("broker.brokerGroup", b.BrokerGroup)
 	if b.Data == "" {
 		bad("broker.data", b.Data, "must name a folder")
@@ -182,20 +226,63 @@ func (c *Config) Validate() error {
 			bad(key, v, reason)
 		}
 	}
-	listen("broker.wire.listen", b.Wire.Listen)
-	listen("broker.admin.listen", b.Admin.Listen)
-	if b.Wire.Listen == b.Admin.Listen && checkListen(b.Wire.Listen) == "" && !portZero(b.Wire.Listen) {
-		bad("broker.admin.listen", b.Admin.Listen, "must not be the address of broker.wire.listen")
+	listen("node.wire.listen", n.Wire.Listen)
+	listen("node.admin.listen", n.Admin.Listen)
+	if open := !n.Auth.Required && !n.Auth.InsecureWithoutAuthentication; checkListen(n.Wire.Listen) == "" && open && !isLoopback(n.Wire.Listen) {
+		bad("node.wire.listen", n.Wire.Listen, "must be loopback (127.0.0.1, ::1 or localhost), or node.auth.required must be true")
+	}
+	if checkListen(n.Admin.Listen) == "" && !isLoopback(n.Admin.Listen) && !n.Auth.InsecureWithoutAuthentication {
+		bad("node.admin.listen", n.Admin.Listen, "must be loopback (127.0.0.1, ::1 or localhost): it asks nobody who he is")
+	}
+	if n.Auth.Required && n.Auth.InsecureWithoutAuthentication {
+		bad("node.auth.insecureWithoutAuthentication", true, "contradicts node.auth.required")
+	}
+	addresses := func(key string, list []string) {
+		for _, a := range list {
+			if host, port, err := net.SplitHostPort(a); err != nil || host == "" || port == "" || port == "0" {
+				bad(key, a, "must be host:port")
+			}
+		}
+	}
+	addresses("node.advertise", n.Advertise)
+	addresses("node.registry.addresses", n.Registry.Addresses)
+	if n.DataCenter != "" {
+		name("node.dataCenter", n.DataCenter)
+	}
+	for _, l := range n.Labels {
+		if k, v, ok := strings.Cut(l, "="); !ok || !validName(k) || !validName(v) {
+			bad("node.labels", l, "must be name=value, both of letters, digits, '_', '-' or '.'")
+		}
+	}
+	pair := func(aKey, a, bKey, b string) {
+		if a != "" && b == "" {
+			bad(bKey, b, "must name a file too, since "+aKey+" does")
+		}
+	}
+	pair("node.tls.certFile", n.TLS.CertFile, "node.tls.keyFile", n.TLS.KeyFile)
+	pair("node.tls.keyFile", n.TLS.KeyFile, "node.tls.certFile", n.TLS.CertFile)
+	pair("node.tls.clientCAFile", n.TLS.ClientCAFile, "node.tls.certFile", n.TLS.CertFile)
+	if n.TLS.ClientCertsRequired {
+		pair("node.tls.clientCertsRequired", "x", "node.tls.clientCAFile", n.TLS.ClientCAFile)
+	}
+	pair("node.registry.certFile", n.Registry.CertFile, "node.registry.keyFile", n.Registry.KeyFile)
+	pair("node.registry.keyFile", n.Registry.KeyFile, "node.registry.certFile", n.Registry.CertFile)
+	pair("node.registry.certFile", n.Registry.CertFile, "node.registry.caFile", n.Registry.CAFile)
+	if c.Registry.File != "" && c.Registry.DSNFile != "" {
+		bad("registry.dsnFile", c.Registry.DSNFile, "must be empty when registry.file is not: metadata lies in one database")
+	}
+	if n.Wire.Listen == n.Admin.Listen && checkListen(n.Wire.Listen) == "" && !portZero(n.Wire.Listen) {
+		bad("node.admin.listen", n.Admin.Listen, "must not be the address of node.wire.listen")
 	}
 	between(bad, "broker.journal.segmentBytesMax", b.Journal.SegmentBytesMax, 64<<10, 16<<30)
-	if n := b.Journal.SegmentBytesMax; n%4096 != 0 && n > 64<<10 {
+	if size := b.Journal.SegmentBytesMax; size%4096 != 0 && size > 64<<10 {
 		bad("broker.journal.segmentBytesMax", b.Journal.SegmentBytesMax, "must be a multiple of 4096")
 	}
 	between(bad, "broker.journal.commitBytesMax", b.Journal.CommitBytesMax, 64<<10, 1<<30)
 	between(bad, "broker.journal.queueBytesMax", b.Journal.QueueBytesMax, 8<<20, 1<<30)
 	between(bad, "broker.journal.verifyBytesPerSecond", b.Journal.VerifyBytesPerSecond, 0, 1<<40)
-	if n := b.Store.BytesMax; n != 0 && (n < storeSegmentsMin*b.Journal.SegmentBytesMax || n > 1<<60) {
-		bad("broker.store.bytesMax", n, fmt.Sprintf("must be 0 or at least %d, which is %d times broker.journal.segmentBytesMax", storeSegmentsMin*b.Journal.SegmentBytesMax, storeSegmentsMin))
+	if most := b.Store.BytesMax; most != 0 && (most < storeSegmentsMin*b.Journal.SegmentBytesMax || most > 1<<60) {
+		bad("broker.store.bytesMax", most, fmt.Sprintf("must be 0 or at least %d, which is %d times broker.journal.segmentBytesMax", storeSegmentsMin*b.Journal.SegmentBytesMax, storeSegmentsMin))
 	}
 	between(bad, "broker.store.checkpointBytes", b.Store.CheckpointBytes, 64<<10, 1<<40)
 	between(bad, "broker.store.checkpointEvery", b.Store.CheckpointEvery, 100*time.Millisecond, time.Hour)
@@ -207,13 +294,13 @@ func (c *Config) Validate() error {
 	between(bad, "broker.disk.warnPercent", b.Disk.WarnPercent, 5, 100)
 	between(bad, "broker.disk.earlyDeletePercent", b.Disk.EarlyDeletePercent, max(5, min(b.Disk.WarnPercent, 100)), 100)
 	between(bad, "broker.disk.refusePercent", b.Disk.RefusePercent, max(5, min(b.Disk.EarlyDeletePercent, 100)), 100)
-	between(bad, "broker.listener.connectionsMax", b.Listener.ConnectionsMax, 1, 10_000_000)
-	between(bad, "broker.listener.bufferBytesMax", b.Listener.BufferBytesMax, 64<<20, 1<<40)
-	between(bad, "broker.listener.helloTimeout", b.Listener.HelloTimeout, 100*time.Millisecond, time.Minute)
-	between(bad, "broker.listener.keepAlive", b.Listener.KeepAlive, 100*time.Millisecond, 10*time.Minute)
+	between(bad, "node.listener.connectionsMax", n.Listener.ConnectionsMax, 1, 10_000_000)
+	between(bad, "node.listener.bufferBytesMax", n.Listener.BufferBytesMax, 64<<20, 1<<40)
+	between(bad, "node.listener.helloTimeout", n.Listener.HelloTimeout, 100*time.Millisecond, time.Minute)
+	between(bad, "node.listener.keepAlive", n.Listener.KeepAlive, 100*time.Millisecond, 10*time.Minute)
 	between(bad, "broker.dispatch.ackTimeout", b.Dispatch.AckTimeout, time.Second, 24*time.Hour)
 	between(bad, "broker.dispatch.disconnectGrace", b.Dispatch.DisconnectGrace, 0, time.Hour)
-	between(bad, "broker.stopTimeout", b.StopTimeout, 0, time.Hour)
+	between(bad, "node.stopTimeout", n.StopTimeout, 0, time.Hour)
 	oneOf := func(key, v string, of ...string) {
 		if !slices.Contains(of, v) {
 			bad(key, v, fmt.Sprintf("must be one of %v", of))
@@ -256,14 +343,16 @@ func checkListen(address string) string {
 	if host == "localhost" {
 		return ""
 	}
-	ip := net.ParseIP(host)
-	if ip == nil {
+	if net.ParseIP(host) == nil {
 		return "must begin with an IP address or localhost"
 	}
-	if !ip.IsLoopback() {
-		return "must be loopback (127.0.0.1, ::1 or localhost): there is no authentication yet"
-	}
 	return ""
+}
+
+// isLoopback judges an address that checkListen has passed.
+func isLoopback(address string) bool {
+	host, _, _ := net.SplitHostPort(address)
+	return host == "localhost" || net.ParseIP(host).IsLoopback()
 }
 
 func portZero(address string) bool {

@@ -110,7 +110,7 @@ var (
 	descConnections  = desc("jmq_connections", "Client connections open.", "kind")
 	descAccepted     = desc("jmq_connections_accepted_total", "Connections accepted.")
 	descTooMany      = desc("jmq_connections_refused_total", "Connections refused since there were too many.")
-	descBufferBytes  = desc("jmq_buffer_bytes", "Bytes of broker.listener.bufferBytesMax in use: large frames half read, answers not yet taken.")
+	descBufferBytes  = desc("jmq_buffer_bytes", "Bytes of node.listener.bufferBytesMax in use: large frames half read, answers not yet taken.")
 	descBufferNone   = desc("jmq_buffer_refused_total", "Frames answered busy, and answers that ended their connection, since those bytes were used up.", "what")
 	descNetIn        = desc("jmq_network_in_bytes_total", "Bytes read from clients.")
 	descNetOut       = desc("jmq_network_out_bytes_total", "Bytes written to clients.")

@@ -6,7 +6,7 @@
 // all that it stands on:
 //
 //	start: admin port, store (lock of the folder, recovery), broker, retention, wire port, ready
-//	stop:  not ready; wire port closed and requests under way answered (at most broker.stopTimeout), connections closed;
+//	stop:  not ready; wire port closed and requests under way answered (at most node.stopTimeout), connections closed;
 //	       retention; broker; store (checkpoint, proof of a clean end); admin port
 //
 // Run owns every goroutine of it and waits for them.
@@ -70,7 +70,7 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, FolderError(c.Broker.Data, err)
 	}
-	s := &Server{config: c, dir: dir, log: c.Logger.With("broker", c.Broker.Name), ready: make(chan struct{})}
+	s := &Server{config: c, dir: dir, log: c.Logger.With("broker", c.Node.Name), ready: make(chan struct{})}
 	s.health.set(stateStarting)
 	return s, nil
 }
@@ -93,12 +93,12 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	if !s.ran.CompareAndSwap(false, true) {
 		panic("server: run twice")
 	}
-	b := &s.config.Broker
+	n, b := &s.config.Node, &s.config.Broker
 	begun := time.Now()
 	registry := prometheus.NewRegistry()
-	metrics := newCollector(s.config.Version, b.Name, b.BrokerGroup, s.config.Now)
+	metrics := newCollector(s.config.Version, n.Name, b.BrokerGroup, s.config.Now)
 	metrics.register(registry)
-	adminListener, err := s.listen(ctx, "broker.admin.listen", b.Admin.Listen)
+	adminListener, err := s.listen(ctx, "node.admin.listen", n.Admin.Listen)
 	if err != nil {
 		return err
 	}
@@ -121,14 +121,14 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	}, s.log)
 	defer admin.stop()
 
-	if !portZero(b.Wire.Listen) {
+	if !portZero(n.Wire.Listen) {
 		// A port that is in use is told before a long recovery, not after it. It is opened only when clients are served.
-		probe, err := s.listen(ctx, "broker.wire.listen", b.Wire.Listen)
+		probe, err := s.listen(ctx, "node.wire.listen", n.Wire.Listen)
 		if err != nil {
 			return err
 		}
 		if err := probe.Close(); err != nil {
-			return listenError("broker.wire.listen", b.Wire.Listen, err)
+			return listenError("node.wire.listen", n.Wire.Listen, err)
 		}
 	}
 
@@ -177,22 +177,22 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	defer k.Close()
 	keeper.Store(k)
 
-	wireListener, err := s.listen(ctx, "broker.wire.listen", b.Wire.Listen)
+	wireListener, err := s.listen(ctx, "node.wire.listen", n.Wire.Listen)
 	if err != nil {
 		return err
 	}
 	s.wireAddress = wireListener.Addr().String()
 	handler := wire.NewHandler(wire.Services{Broker: s.broker, Admin: s.broker}, wire.HandlerOptions{
-		Broker: b.Name, BrokerGroup: b.BrokerGroup, Epoch: uint64(st.Epoch()),
-		KeepAlive: b.Listener.KeepAlive, HelloTimeout: b.Listener.HelloTimeout,
+		Broker: n.Name, BrokerGroup: b.BrokerGroup, Epoch: uint64(st.Epoch()),
+		KeepAlive: n.Listener.KeepAlive, HelloTimeout: n.Listener.HelloTimeout,
 		Logger: s.log, OnOpen: func(p *wire.Peer) error { s.broker.Attach(p); return nil }, OnClose: s.broker.Detach,
 	})
 	sockets, err := listener.New(listener.Options{
-		Listener: wireListener, Handler: handler, Flusher: flusher, ConnectionsMax: b.Listener.ConnectionsMax,
-		BufferBytesMax: b.Listener.BufferBytesMax, Logger: s.log,
+		Listener: wireListener, Handler: handler, Flusher: flusher, ConnectionsMax: n.Listener.ConnectionsMax,
+		BufferBytesMax: n.Listener.BufferBytesMax, Logger: s.log,
 	})
 	if err != nil {
-		return errors.Join(listenError("broker.wire.listen", b.Wire.Listen, err), wireListener.Close())
+		return errors.Join(listenError("node.wire.listen", n.Wire.Listen, err), wireListener.Close())
 	}
 	metrics.serve(s.broker, st, sockets, k)
 	served := make(chan error, 1)
@@ -208,13 +208,13 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	}
 
 	s.setState(stateStopping)
-	drain, cancel := context.WithTimeout(context.Background(), b.StopTimeout)
+	drain, cancel := context.WithTimeout(context.Background(), n.StopTimeout)
 	defer cancel()
 	if closeErr := sockets.Close(drain); closeErr != nil {
 		err = errors.Join(err, fmt.Errorf("close the wire port: %w", closeErr))
 	}
 	if drain.Err() != nil {
-		s.log.Warn("connections were closed with requests under way", "stopTimeout", b.StopTimeout)
+		s.log.Warn("connections were closed with requests under way", "stopTimeout", n.StopTimeout)
 	}
 	<-served
 	metrics.serve(nil, nil, nil, nil)

@@ -31,9 +31,9 @@ const patience = 20 * time.Second
 func testConfig(t *testing.T) Config {
 	c := DefaultConfig()
 	c.Broker.Data = t.TempDir()
-	c.Broker.Wire.Listen, c.Broker.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	c.Node.Wire.Listen, c.Node.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	c.Broker.Journal.SegmentBytesMax = 1 << 20
-	c.Broker.StopTimeout = time.Second
+	c.Node.StopTimeout = time.Second
 	c.Version = "v-test"
 	return c
 }
@@ -292,15 +292,15 @@ func TestCannotStart(t *testing.T) {
 	same.Broker.Data = link
 	check("the same folder by another name", fails(t, same), local.ErrInUse)
 	same.Broker.Data = one.Broker.Data
-	same.Broker.Wire.Listen = first.WireAddress()
+	same.Node.Wire.Listen = first.WireAddress()
 	check("the same folder and port", fails(t, same), local.ErrInUse, "by process")
 
 	other := testConfig(t)
-	other.Broker.Wire.Listen = first.WireAddress()
-	check("wire port in use", fails(t, other), nil, first.WireAddress(), "the port is in use", "--broker.wire.listen")
+	other.Node.Wire.Listen = first.WireAddress()
+	check("wire port in use", fails(t, other), nil, first.WireAddress(), "the port is in use", "--node.wire.listen")
 	other = testConfig(t)
-	other.Broker.Admin.Listen = first.AdminAddress()
-	check("admin port in use", fails(t, other), nil, first.AdminAddress(), "the port is in use", "--broker.admin.listen")
+	other.Node.Admin.Listen = first.AdminAddress()
+	check("admin port in use", fails(t, other), nil, first.AdminAddress(), "the port is in use", "--node.admin.listen")
 
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
@@ -376,7 +376,7 @@ func TestPortOfOutgoingConnection(t *testing.T) {
 	}
 	log := &portLog{waited: make(chan struct{})}
 	c := testConfig(t)
-	c.Broker.Wire.Listen = address
+	c.Node.Wire.Listen = address
 	c.Logger = slog.New(slog.NewTextHandler(log, nil))
 	s, err := New(c)
 	if err != nil {
@@ -446,10 +446,10 @@ func (f readOnlyFS) Unwrap() vfs.FS                      { return f.FS }
 func TestNewRefusesConfig(t *testing.T) {
 	c := DefaultConfig()
 	c.Broker.Journal.SegmentBytesMax = 5
-	c.Broker.Wire.Listen = "0.0.0.0:1"
+	c.Node.Wire.Listen = "0.0.0.0:1"
 	c.Log.Level = "loud"
 	_, err := New(c)
-	for _, key := range []string{"broker.journal.segmentBytesMax", "broker.wire.listen", "log.level"} {
+	for _, key := range []string{"broker.journal.segmentBytesMax", "node.wire.listen", "log.level"} {
 		if err == nil || !strings.Contains(err.Error(), key+": ") {
 			t.Errorf("%v does not name %s", err, key)
 		}

@@ -102,7 +102,7 @@ var Traits = map[Code]Trait{
 	CodeStopping:           {"stopping", RetryElsewhere, true, "try again when it is back"},
 	CodeFailed:             {"failed", RetryElsewhere, true, "see the broker's log; restart it after the disk is repaired"},
 	CodeUnknown:            {"unknown", RetryElsewhere, true, "it may be stored: send it again with the same id"},
-	CodeTooMany:            {"too-many-connections", RetryElsewhere, false, "use fewer connections, or raise broker.listener.connectionsMax"},
+	CodeTooMany:            {"too-many-connections", RetryElsewhere, false, "use fewer connections, or raise node.listener.connectionsMax"},
 	CodeNoSpace:            {"no-space", RetryElsewhere, true, "free the broker's disk: jmq store usage says what takes it and how"},
 	CodeInternal:           {"internal", RetryNever, true, "report it, with the broker's log"},
 	CodeTimeout:            {"timeout", RetryElsewhere, true, "raise the timeout, or see why the broker is slow"},

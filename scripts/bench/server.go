@@ -52,7 +52,7 @@ func freeAddress() (string, error) {
 
 // start returns how long it took until the broker served.
 func (s *server) start(ctx context.Context) (time.Duration, error) {
-	args := append([]string{"run", "broker", "--data", s.dir, "--broker.wire.listen", s.wire, "--broker.admin.listen", s.admin, "--log.level", "warn"}, s.flags...)
+	args := append([]string{"run", "broker", "--data", s.dir, "--node.wire.listen", s.wire, "--node.admin.listen", s.admin, "--log.level", "warn"}, s.flags...)
 	s.cmd = exec.Command(s.binary, args...)
 	s.cmd.Stderr = &s.stderr
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the benchmark, which then stops it

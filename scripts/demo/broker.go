@@ -65,7 +65,7 @@ func (b *broker) data() string { return filepath.Join(b.dir, "data") }
 
 // start begins a life and returns when the broker serves.
 func (b *broker) start(ctx context.Context) error {
-	args := []string{"run", "broker", "--broker.data", b.data(), "--broker.wire.listen", b.wire, "--broker.admin.listen", b.admin}
+	args := []string{"run", "broker", "--broker.data", b.data(), "--node.wire.listen", b.wire, "--node.admin.listen", b.admin}
 	b.cmd = exec.Command(b.binary, append(args, b.flags...)...)
 	b.cmd.Dir = b.dir // so that no jmq.yaml of the caller is read
 	for _, e := range os.Environ() {

@@ -33,7 +33,7 @@ func runSample(ctx context.Context, binary string) error {
 	go func() { ended <- dev.Wait() }() // received below, always
 	sampled := make(chan error, 1)
 	sampling, cancel := context.WithCancel(ctx)
-	go func() { sampled <- sample(sampling, os.Getenv("JMQ_BROKER_WIRE_LISTEN")) }() // ends with sampling; received below
+	go func() { sampled <- sample(sampling, os.Getenv("JMQ_NODE_WIRE_LISTEN")) }() // ends with sampling; received below
 	var sampleErr error
 	for waiting := sampled; ; {
 		select {

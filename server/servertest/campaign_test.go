@@ -187,7 +187,7 @@ func runCampaign(t testing.TB, o options) *verdict {
 	c.config = server.DefaultConfig()
 	b := &c.config.Broker
 	b.Data = "/data"
-	b.Wire.Listen, b.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	c.config.Node.Wire.Listen, c.config.Node.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	b.Journal.SegmentBytesMax = int64(64<<10) << c.intn(3)
 	if o.segmentBytes > 0 {
 		b.Journal.SegmentBytesMax = o.segmentBytes
@@ -197,7 +197,7 @@ func runCampaign(t testing.TB, o options) *verdict {
 		b.Store.CheckpointEvery, b.Store.CheckpointBytes = time.Hour, 1<<30
 	}
 	b.Dispatch.AckTimeout, b.Dispatch.DisconnectGrace = ackTimeout, time.Duration(c.intn(3))*50*time.Millisecond
-	b.StopTimeout = 500 * time.Millisecond
+	c.config.Node.StopTimeout = 500 * time.Millisecond
 	if os.Getenv("JMQ_TEST_LOG") != "" {
 		c.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	}

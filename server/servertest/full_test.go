@@ -225,7 +225,7 @@ func (f *filling) cycle(n int) {
 		t.Errorf("cycle %d: no send was refused", n)
 	}
 	if n%2 == 1 {
-		f.s.config.Broker.Wire.Listen, f.s.config.Broker.Admin.Listen = f.s.Address(), f.s.AdminAddress()
+		f.s.config.Node.Wire.Listen, f.s.config.Node.Admin.Listen = f.s.Address(), f.s.AdminAddress()
 		if err := f.s.end(); err != nil && !errors.Is(err, syscall.ENOSPC) { // of the last checkpoint, which nothing needs
 			t.Fatalf("cycle %d: stop: %v", n, err)
 		}

@@ -38,9 +38,9 @@ func Start(t testing.TB, options ...Option) *Server {
 	t.Helper()
 	c := server.DefaultConfig()
 	c.Broker.Data = t.TempDir()
-	c.Broker.Wire.Listen, c.Broker.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	c.Node.Wire.Listen, c.Node.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	c.Broker.Journal.SegmentBytesMax = 1 << 20
-	c.Broker.StopTimeout = 2 * time.Second
+	c.Node.StopTimeout = 2 * time.Second
 	if os.Getenv("JMQ_TEST_LOG") != "" {
 		c.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
@@ -108,7 +108,7 @@ func (s *Server) end() error {
 // Restart stops the server and starts it again on the same folder and the same ports.
 func (s *Server) Restart() {
 	s.t.Helper()
-	s.config.Broker.Wire.Listen, s.config.Broker.Admin.Listen = s.Address(), s.AdminAddress()
+	s.config.Node.Wire.Listen, s.config.Node.Admin.Listen = s.Address(), s.AdminAddress()
 	s.Stop()
 	if err := s.start(); err != nil {
 		s.t.Fatal(err)

@@ -10,7 +10,7 @@ import (
 
 // A restart keeps addresses and data; two servers do not meet; options reach the configuration.
 func TestRestart(t *testing.T) {
-	one := Start(t, func(c *server.Config) { c.Broker.Name = "one" })
+	one := Start(t, func(c *server.Config) { c.Node.Name = "one" })
 	two := Start(t)
 	one.CreateTopic("orders", 3)
 	address, admin := one.Address(), one.AdminAddress()
