@@ -18,8 +18,8 @@ type FollowerOptions struct {
 	Dial func(ctx context.Context, address string) (net.Conn, error)
 	// Credentials are shown after the hello when the node asks for them. Zero: none (a certificate says it).
 	Credentials wire.Credentials
-	// Self is what this node says of itself in heartbeats; generation and metadata version are filled in by the follower. It is
-	// asked every 0.5 s, and must not block.
+	// Self is what this node says of itself in heartbeats; generation and metadata version are filled in by the follower: it must
+	// be a new one each time. It is asked every 0.5 s, and must not block.
 	Self func() *wire.HeartbeatRequest
 	// OnSnapshot is told each snapshot, in order, on the follower's goroutine, before those who watch Feed are. What the cache
 	// held is told before NewFollower returns. When it returns, the snapshot counts as in force here. Nil: nobody.
