@@ -156,8 +156,8 @@ func named(k meta.Key, err error) error {
 // applyOnce makes the change on what is there now: rights are asked of what each write finds, and the store sees to it that it finds that.
 func (n *Node) applyOnce(ctx context.Context, r *wire.ApplyObjectsRequest, asked []meta.Write) (*wire.ApplyObjectsResponse, error) {
 	s := n.store.View()
-	who, p := subjectOf(ctx)
-	c := meta.Change{By: actorOf(p), Reason: r.Reason, DryRun: r.DryRun, Writes: slices.Clone(asked)}
+	who, _ := subjectOf(ctx)
+	c := meta.Change{By: meta.ActorOf(who), Reason: r.Reason, DryRun: r.DryRun, Writes: slices.Clone(asked)}
 	befores := make([]*meta.Object, len(asked))
 	for i := range c.Writes {
 		w := &c.Writes[i]
@@ -274,7 +274,7 @@ func (n *Node) createCredential(ctx context.Context, r *wire.CreateCredentialReq
 		return nil, err
 	}
 	c.Salt, c.Iterations, c.StoredKey, c.ServerKey = v.Salt, v.Iterations, v.StoredKey, v.ServerKey
-	_, err = n.store.Update(ctx, meta.Change{By: actorOf(p), Reason: r.Reason, Writes: []meta.Write{{Key: key, Spec: c, Expect: meta.Expect{Create: true}}}})
+	_, err = n.store.Update(ctx, meta.Change{By: meta.ActorOf(who), Reason: r.Reason, Writes: []meta.Write{{Key: key, Spec: c, Expect: meta.Expect{Create: true}}}})
 	if err != nil {
 		return nil, err
 	}
@@ -316,12 +316,12 @@ func (n *Node) ListAudit(ctx context.Context, r *wire.ListAuditRequest) (*wire.L
 
 // NewGeneration implements wire.Registry.
 func (n *Node) NewGeneration(ctx context.Context, r *wire.NewGenerationRequest) (*wire.NewGenerationResponse, error) {
-	who, p := subjectOf(ctx)
+	who, _ := subjectOf(ctx)
 	if err := n.store.View().MayOperate(who, meta.OperateCluster, "", ""); err != nil {
 		n.counts.refused.Add(1)
 		return nil, err
 	}
-	s, err := n.store.NewGeneration(ctx, actorOf(p), r.Reason)
+	s, err := n.store.NewGeneration(ctx, meta.ActorOf(who), r.Reason)
 	if err != nil {
 		n.counts.refused.Add(1)
 		return nil, err

@@ -212,7 +212,9 @@ func (f *Feed) concerned(before, w *world, changed []*meta.Object, all bool) map
 				return p.Kind == wire.PrincipalApp && p.Name == o.Name && namespaceOf(x.peer) == o.Namespace
 			})
 		case meta.KindUser:
-			everyone(func(x *watch) bool { return x.peer.Principal.Kind == wire.PrincipalUser && x.peer.Principal.Name == o.Name })
+			everyone(func(x *watch) bool {
+				return x.peer.Principal.Kind == wire.PrincipalUser && x.peer.Principal.Name == o.Name
+			})
 		case meta.KindCredential:
 			everyone(func(x *watch) bool { return x.peer.Principal.Credential == o.Name })
 		}

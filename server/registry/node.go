@@ -178,19 +178,6 @@ func (n *Node) Metrics() NodeMetrics {
 	return m
 }
 
-// actorOf says who a peer is, for the audit.
-func actorOf(p *wire.Peer) meta.Actor {
-	a := meta.Actor{Name: p.Principal.Kind.String(), Addr: p.Addr}
-	switch p.Principal.Kind {
-	case wire.PrincipalLocal:
-	case wire.PrincipalApp:
-		a.Name += " " + namespaceOf(p) + ":" + p.Principal.Name
-	default:
-		a.Name += " " + p.Principal.Name
-	}
-	return a
-}
-
 func (n *Node) brokers(what string) error {
 	e := wire.Errorf(wire.CodeRoleElsewhere, "%s is answered by the role broker", what)
 	e.Nodes = n.Brokers()

@@ -102,9 +102,6 @@ func (f *Feed) objectsFor(w *world, x *watch) (*wire.WatchObjectsResponse, error
 		bytes += len(m.Spec) + len(m.Name) + 64
 		r.Objects = append(r.Objects, m)
 	}
-	if !r.More {
-		r.Since = 0
-	}
 	return r, nil
 }
 
