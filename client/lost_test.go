@@ -67,7 +67,7 @@ func startReal(t *testing.T, o broker.Options) *realBroker {
 		t.Fatal(err)
 	}
 	b.Start(s)
-	b.h = wire.NewHandler(wire.Services{Broker: b, Admin: b}, wire.HandlerOptions{Broker: "real", OnOpen: func(p *wire.Peer) error { b.Attach(p); return nil }, OnClose: b.Detach})
+	b.h = wire.NewHandler(wire.Services{Broker: b, Admin: b}, wire.HandlerOptions{Broker: "real", OnOpen: b.Attach, OnClose: b.Detach})
 	t.Cleanup(func() {
 		b.mu.Lock()
 		b.mu.down = true

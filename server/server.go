@@ -185,7 +185,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	handler := wire.NewHandler(wire.Services{Broker: s.broker, Admin: s.broker}, wire.HandlerOptions{
 		Broker: n.Name, BrokerGroup: b.BrokerGroup, Epoch: uint64(st.Epoch()),
 		KeepAlive: n.Listener.KeepAlive, HelloTimeout: n.Listener.HelloTimeout,
-		Logger: s.log, OnOpen: func(p *wire.Peer) error { s.broker.Attach(p); return nil }, OnClose: s.broker.Detach,
+		Logger: s.log, OnOpen: s.broker.Attach, OnClose: s.broker.Detach,
 	})
 	sockets, err := listener.New(listener.Options{
 		Listener: wireListener, Handler: handler, Flusher: flusher, ConnectionsMax: n.Listener.ConnectionsMax,

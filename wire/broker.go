@@ -115,6 +115,8 @@ type Peer struct {
 	// Batched says that the session hands over several requests at a time, and calls Committer.Commit after the last one:
 	// what they store goes into one commit. Without it each Produce starts a commit if none is running.
 	Batched bool
+	// Session is what the broker keeps of this session while it is attached. Nobody else looks at it.
+	Session any
 }
 
 // Committer is a Broker that wants to know when a session has handed over all requests that it has at the moment.

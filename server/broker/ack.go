@@ -44,6 +44,9 @@ func (b *Broker) ack(ctx context.Context, r *wire.AckRequest, c *ackCall) (ticke
 	who := wire.PeerFrom(ctx)
 	t, q, err := b.queue(who.Namespace, r.Topic, r.Group)
 	if err != nil {
+		return 0, b.absent(who, r.Topic, r.Group, err)
+	}
+	if _, err := b.granted(who, &t, q, r.Group); err != nil {
 		return 0, err
 	}
 	for i := range r.Items {
@@ -82,6 +85,10 @@ func (b *Broker) extend(ctx context.Context, r *wire.ExtendRequest) (*wire.Exten
 	who := wire.PeerFrom(ctx)
 	t, q, err := b.queue(who.Namespace, r.Topic, r.Group)
 	if err != nil {
+		return nil, b.absent(who, r.Topic, r.Group, err)
+	}
+	g, err := b.granted(who, &t, q, r.Group)
+	if err != nil {
 		return nil, err
 	}
 	if len(r.Leases) > extendLeases {
@@ -89,7 +96,7 @@ func (b *Broker) extend(ctx context.Context, r *wire.ExtendRequest) (*wire.Exten
 	}
 	by := time.Duration(r.ExtendMs) * time.Millisecond
 	if by == 0 {
-		by = b.dispatch.AckTimeout()
+		by = b.ackTimeout(g)
 	}
 	if by > extendMax {
 		return nil, wire.Errorf(wire.CodeInvalid, "%v more, at most %v are possible", by, extendMax)
@@ -106,6 +113,14 @@ func (b *Broker) extend(ctx context.Context, r *wire.ExtendRequest) (*wire.Exten
 		response.Codes = append(response.Codes, uint32(code))
 	}
 	return response, nil
+}
+
+// ackTimeout is how long leases of g last.
+func (b *Broker) ackTimeout(g *grant) time.Duration {
+	if g.lasts > 0 {
+		return g.lasts
+	}
+	return b.dispatch.AckTimeout()
 }
 
 // ackCall is an Ack that waits for the disk.

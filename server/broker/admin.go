@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -90,6 +91,9 @@ const (
 
 // StoreUsage implements wire.Admin.
 func (b *Broker) StoreUsage(ctx context.Context, r *wire.StoreUsageRequest) (*wire.StoreUsageResponse, error) {
+	if err := b.may(ctx, meta.ReadStore, "", ""); err != nil {
+		return nil, b.refuse(err)
+	}
 	if b.o.Usage == nil {
 		return nil, b.refuse(wire.Errorf(wire.CodeUnknownCommand, "this broker does not look at its disks"))
 	}

@@ -127,6 +127,8 @@ type Broker struct {
 	heavy    chan struct{}                  // has room for one: what looks at many partitions or reads messages for an operator
 	refusing atomic.Pointer[wire.CodeError] // why no message is taken; nil: they are
 	metadata metadata
+	sessions sessions
+	limits   limits
 	metrics  metrics
 	produces sync.Pool // *produceCall
 	buffers  sync.Pool // *[]byte, of fetches
@@ -165,6 +167,8 @@ func New(o Options) *Broker {
 	b.watch.b = b
 	b.births.init()
 	b.metadata.init()
+	b.sessions.init()
+	b.limits.init()
 	b.readers.start(b, b.o.Readers)
 	return b
 }
@@ -204,15 +208,6 @@ func (b *Broker) Close() {
 
 // OnCommit is the store's Watch.
 func (b *Broker) OnCommit(p store.Partition, end index.Index) { b.dispatch.Commit(p, end) }
-
-// Attach and Detach note a client's connections, for the end of its leases. Detach comes after the last request of the
-// connection was handed over.
-func (b *Broker) Attach(p *wire.Peer) { b.dispatch.Attach(clientOf(p)) }
-func (b *Broker) Detach(p *wire.Peer) { b.dispatch.Detach(clientOf(p)) }
-
-func clientOf(p *wire.Peer) dispatch.Client {
-	return dispatch.Client{Namespace: p.Namespace, ID: p.ClientID}
-}
 
 // check returns an error while the broker takes no requests.
 func (b *Broker) check() error {

@@ -226,14 +226,15 @@ func (f *fetched) check() error {
 
 // stage runs a script's commands on a world.
 type stage struct {
-	*world  // nil before open
-	mu      sync.Mutex
-	events  []string
-	later   []string // of fetches that waited: their order among the others is not fixed
-	fetches int
-	cancels map[string]context.CancelFunc
-	born    time.Time // when the bubble began
-	lost    lostRanges
+	*world   // nil before open
+	mu       sync.Mutex
+	events   []string
+	later    []string // of fetches that waited: their order among the others is not fixed
+	fetches  int
+	cancels  map[string]context.CancelFunc
+	attached map[string][]*wire.Peer
+	born     time.Time // when the bubble began
+	lost     lostRanges
 }
 
 func (st *stage) say(format string, args ...any) {
@@ -526,9 +527,17 @@ func (st *stage) do(c script.Command) {
 		m := st.broker.Metrics()
 		st.say("skipped %d damaged, %d trimmed; read errors %d; leases %d, waiting %d", m.SkippedDamaged, m.SkippedTrimmed, m.ReadErrors, m.Dispatch.Leased, m.Dispatch.Waiting)
 	case "attach":
-		st.broker.Attach(wire.PeerFrom(ctx))
+		p := wire.PeerFrom(ctx)
+		if err := st.broker.Attach(p); err != nil {
+			st.say("%v", err)
+			break
+		}
+		st.attached[p.ClientID] = append(st.attached[p.ClientID], p)
 	case "detach":
-		st.broker.Detach(wire.PeerFrom(ctx))
+		id := wire.PeerFrom(ctx).ClientID
+		last := len(st.attached[id]) - 1
+		st.broker.Detach(st.attached[id][last])
+		st.attached[id] = st.attached[id][:last]
 	case "advance":
 		time.Sleep(c.Duration(c.Words[0]))
 	case "break": // write=k: the k-th write from now on fails; sync: the next sync; read: every read
@@ -722,7 +731,7 @@ func short(err error) string {
 func TestScripts(t *testing.T) {
 	script.Each(t, func(t *testing.T, file string) {
 		synctest.Test(t, func(t *testing.T) {
-			st := &stage{cancels: map[string]context.CancelFunc{}, born: time.Now()}
+			st := &stage{cancels: map[string]context.CancelFunc{}, attached: map[string][]*wire.Peer{}, born: time.Now()}
 			defer func() {
 				for _, cancel := range st.cancels {
 					cancel()

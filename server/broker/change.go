@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/server/offset"
 	"github.com/jmqio/jmq/wire"
 )
@@ -48,7 +49,13 @@ func (b *Broker) AlterGroup(ctx context.Context, r *wire.AlterGroupRequest) (*wi
 	policy, err := policyOf(r.Policy)
 	if err == nil {
 		err = b.change(ctx, r.Reason, func(ctx context.Context) error {
+			if err := b.may(ctx, meta.OperateGroup, r.Topic, r.Group); err != nil {
+				return err
+			}
 			who := wire.PeerFrom(ctx)
+			if err := b.mayAlter(who, r.Topic, r.Group, policy); err != nil {
+				return err
+			}
 			return b.alterGroup(who.Namespace, r.Topic, r.Group, policy, whoText(who), r.Reason)
 		})
 	}
@@ -56,6 +63,19 @@ func (b *Broker) AlterGroup(ctx context.Context, r *wire.AlterGroupRequest) (*wi
 		return nil, b.refuse(err)
 	}
 	return &wire.AlterGroupResponse{Policy: policyMessage(policy)}, nil
+}
+
+// mayAlter refuses a policy that the metadata would change back.
+func (b *Broker) mayAlter(who *wire.Peer, topic, group string, policy offset.Policy) error {
+	if !b.o.Metadata {
+		return nil
+	}
+	s, namespace := b.metadata.snapshot.Load(), namespaceOf(who)
+	o := consumerOf(s, namespace, topic, group)
+	if o == nil || same(policyBy(specOf[meta.Consumer](o), policy), policy) {
+		return nil
+	}
+	return wire.Errorf(wire.CodeInvalid, "how group %q is given topic %q is set at the registry: change %v there", group, topic, o.Key)
 }
 
 func (b *Broker) alterGroup(namespace uint32, topic, group string, policy offset.Policy, who, why string) error {
@@ -87,6 +107,9 @@ func (b *Broker) RemoveGroup(ctx context.Context, r *wire.RemoveGroupRequest) (*
 }
 
 func (b *Broker) removeGroup(ctx context.Context, r *wire.RemoveGroupRequest) error {
+	if err := b.may(ctx, meta.OperateGroup, r.Topic, r.Group); err != nil {
+		return err
+	}
 	who := wire.PeerFrom(ctx)
 	t, q, err := b.queue(who.Namespace, r.Topic, r.Group)
 	if err != nil {

@@ -20,6 +20,8 @@ type fetchCall struct {
 	done     func(*wire.FetchResponse, error)
 	topic    string
 	group    string
+	peer     *wire.Peer
+	grant    *grant
 	bytesMax int
 	until    time.Time       // of the wait
 	stop     func() bool     // of the watch over ctx, while parked
@@ -50,7 +52,15 @@ func (b *Broker) fetchCall(ctx context.Context, r *wire.FetchRequest, done func(
 	who := wire.PeerFrom(ctx)
 	t, q, err := b.queue(who.Namespace, r.Topic, r.Group)
 	if err != nil {
+		return nil, b.absent(who, r.Topic, r.Group, err)
+	}
+	g, err := b.granted(who, &t, q, r.Group)
+	if err != nil {
 		return nil, err
+	}
+	if g.paused != nil && !r.Leave {
+		b.metrics.denied(g.paused)
+		return nil, g.paused
 	}
 	if len(r.Partitions) > onlyMax {
 		return nil, wire.Errorf(wire.CodeTooLarge, "%d partitions are named, at most %d can be", len(r.Partitions), onlyMax)
@@ -58,7 +68,7 @@ func (b *Broker) fetchCall(ctx context.Context, r *wire.FetchRequest, done func(
 	if len(r.Held) > wire.FetchHeldMax {
 		return nil, wire.Errorf(wire.CodeTooLarge, "%d leases are named as held, at most %d can be", len(r.Held), wire.FetchHeldMax)
 	}
-	c := &fetchCall{b: b, ctx: ctx, done: done, topic: t.Name, group: r.Group}
+	c := &fetchCall{b: b, ctx: ctx, done: done, topic: t.Name, group: r.Group, peer: who, grant: g}
 	c.Queue, c.Partitions, c.Client, c.Member = q, int(t.Partitions), clientOf(who), r.Member
 	c.Reconcile, c.Held, c.Round = r.Reconcile, r.Held, r.Round // Held is looked at before this call returns only
 	for _, p := range r.Partitions {
@@ -69,6 +79,15 @@ func (b *Broker) fetchCall(ctx context.Context, r *wire.FetchRequest, done func(
 	}
 	c.Max = min(orDefault(r.MessagesMax, messagesDefault), wire.BatchMessagesMax)
 	c.bytesMax = int(min(orDefault(r.BytesMax, bytesDefault), wire.BatchBytesMax))
+	c.For = g.lasts
+	if g.batch > 0 {
+		c.Max = min(c.Max, g.batch)
+	}
+	if !r.Leave {
+		if c.Max, c.bytesMax, err = b.most(g, c.Max, c.bytesMax); err != nil {
+			return nil, err
+		}
+	}
 	if r.WaitMs > 0 {
 		c.until = time.Now().Add(min(time.Duration(r.WaitMs)*time.Millisecond, waitMax))
 	}
@@ -118,9 +137,11 @@ func (c *fetchCall) take() {
 		if c.ctx.Done() != nil {
 			c.stop = context.AfterFunc(c.ctx, func() { b.dispatch.Cancel(&c.Fetch) })
 		}
+		peer, g := c.peer, c.grant
 		err := b.dispatch.Park(&c.Fetch)
 		if errors.Is(err, dispatch.ErrParked) { // c is not ours any more
 			b.watch.begin()
+			b.grantedStill(peer, g) // metadata that came meanwhile has not seen it wait: this ends it
 			return
 		}
 		c.unwatch()
@@ -170,6 +191,11 @@ func (c *fetchCall) deliver() bool {
 		c.answer(nil, err)
 		return true
 	}
+	if err := b.grantedStill(c.peer, c.grant); err != nil {
+		b.dispatch.GiveBack(c.Queue, &c.Lease, 0)
+		c.answer(nil, err)
+		return true
+	}
 	l := &c.Lease
 	buf, _ := b.buffers.Get().(*[]byte)
 	if buf == nil {
@@ -201,6 +227,7 @@ func (c *fetchCall) deliver() bool {
 	if to := min(next, l.To); to < l.To {
 		b.dispatch.Shrink(c.Queue, l, to)
 	}
+	b.charge(c.grant, l.Len(), len(out))
 	b.metrics.delivered(l.Len(), len(out))
 	c.answer(&wire.FetchResponse{
 		Lease: l.ID, Partition: l.Partition, From: uint64(l.From), To: uint64(l.To), LeaseMs: uint32(l.For.Milliseconds()),

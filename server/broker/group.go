@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/jmqio/jmq/server/dispatch"
 	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/offset"
 	"github.com/jmqio/jmq/server/store"
@@ -114,6 +115,11 @@ func (b *Broker) subscribe(ctx context.Context, r *wire.SubscribeRequest) (*wire
 			return nil, err
 		}
 	}
+	g, known, err := b.mayJoin(who, r.Topic, r.Group)
+	if err != nil {
+		return nil, err
+	}
+	policy = policyBy(g.policy, policy)
 	group := groupKey{who.Namespace, r.Group}
 	a, err := b.births.begin(ctx, b, group, r.Topic)
 	if err != nil {
@@ -122,7 +128,13 @@ func (b *Broker) subscribe(ctx context.Context, r *wire.SubscribeRequest) (*wire
 	if a.running != nil {
 		key := birthKey{group, topicKey(&a.topic)}
 		if a.mine {
-			if err := b.bear(key, a.id, &a.topic, policy, who, r.Start, a.running); err != nil {
+			err := error(nil)
+			if key.topic != known { // made again meanwhile: the right was not asked for this one
+				err = beingMade(r.Topic)
+			} else {
+				err = b.bear(key, a.id, &a.topic, policy, who, r.Start, a.running)
+			}
+			if err != nil {
 				b.birthEnds(key, &a.topic, a.running, err)
 			}
 		}
@@ -134,22 +146,41 @@ func (b *Broker) subscribe(ctx context.Context, r *wire.SubscribeRequest) (*wire
 		}
 	}
 	if err == nil {
-		policy, err = b.subscribed(ctx, r, a.topic.Namespace, policy)
+		policy, err = b.subscribed(ctx, r, a.topic.Namespace, g)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return &wire.SubscribeResponse{Partitions: a.topic.Partitions, LeaseMs: uint32(b.dispatch.AckTimeout().Milliseconds()), Created: a.mine, Policy: policyMessage(policy)}, nil
+	return &wire.SubscribeResponse{Partitions: a.topic.Partitions, LeaseMs: uint32(b.ackTimeout(g).Milliseconds()), Created: a.mine, Policy: policyMessage(policy)}, nil
 }
 
-// subscribed sees to it that a group has the policy which its subscriber wants, if any, and returns what it has.
-func (b *Broker) subscribed(ctx context.Context, r *wire.SubscribeRequest, namespace uint32, policy offset.Policy) (offset.Policy, error) {
+// mayJoin returns what who may do as a group that need not be there, and the topic that this is about.
+func (b *Broker) mayJoin(who *wire.Peer, topic, group string) (*grant, offset.Topic, error) {
+	t, err := b.topic(who.Namespace, topic)
+	if err != nil {
+		return nil, offset.Topic{}, b.absent(who, topic, group, err)
+	}
+	if !b.o.Metadata {
+		return everything, topicKey(&t), nil
+	}
+	g, err := b.ask(subjectOf(who), who, &t, dispatch.Queue{Topic: topicKey(&t)}, group)
+	return g, topicKey(&t), err
+}
+
+// subscribed sees to it that a group has the policy which the metadata or else its subscriber wants, if any, and returns what it has.
+func (b *Broker) subscribed(ctx context.Context, r *wire.SubscribeRequest, namespace uint32, g *grant) (policy offset.Policy, err error) {
 	_, q, err := b.queue(namespace, r.Topic, r.Group)
 	if err != nil {
 		return policy, err
 	}
 	has, _ := b.o.Offsets.Policy(q.Group, q.Topic)
-	if r.Policy == nil || same(has, policy) {
+	policy = has
+	if r.Policy != nil {
+		if policy, err = policyOf(r.Policy); err != nil {
+			return policy, err
+		}
+	}
+	if policy = policyBy(g.policy, policy); same(has, policy) {
 		return has, nil
 	}
 	return policy, b.change(ctx, "", func(ctx context.Context) error {

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/jmqio/jmq/server/dispatch"
+	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/server/offset"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
@@ -26,6 +27,9 @@ func (b *Broker) ListGroups(ctx context.Context, r *wire.ListGroupsRequest) (*wi
 }
 
 func (b *Broker) listGroups(ctx context.Context, r *wire.ListGroupsRequest) (*wire.ListGroupsResponse, error) {
+	if err := b.may(ctx, meta.ReadGroup, r.Topic, r.Group); err != nil {
+		return nil, err
+	}
 	namespace := wire.PeerFrom(ctx).Namespace
 	topics := b.store.Topics()
 	if r.Topic != "" {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jmqio/jmq/server/dispatch"
 	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/server/offset"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
@@ -27,6 +28,9 @@ func (b *Broker) GroupLag(ctx context.Context, r *wire.GroupLagRequest) (*wire.G
 }
 
 func (b *Broker) groupLag(ctx context.Context, r *wire.GroupLagRequest) (*wire.GroupLagResponse, error) {
+	if err := b.may(ctx, meta.ReadGroup, r.Topic, r.Group); err != nil {
+		return nil, err
+	}
 	who := wire.PeerFrom(ctx)
 	var t store.Topic
 	var groups []offset.NamedGroup

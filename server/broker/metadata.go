@@ -20,6 +20,8 @@ import (
 // groups follow it, since that takes records in the log.
 type metadata struct {
 	snapshot atomic.Pointer[meta.Snapshot] // the newest; nil: none yet
+	epoch    atomic.Uint64                 // counts them, after snapshot was set
+	pending  atomic.Int64                  // topics in todo
 	turn     chan struct{}                 // has room for one: Applies come one after another
 	follow   follow
 	// kept are topics that the store has and that are not served: see keep.
@@ -80,8 +82,13 @@ func (b *Broker) Apply(ctx context.Context, s *meta.Snapshot) error {
 	if was != nil && was.Generation == s.Generation && s.Version < was.Version {
 		return fmt.Errorf("%w: version %d, after %d of generation %d", errOldMetadata, s.Version, was.Version, s.Generation)
 	}
-	m.snapshot.Store(s)
-	m.follow.note(b, s)
+	if s != was {
+		m.snapshot.Store(s)
+		m.epoch.Add(1)
+		b.limits.follow(s)
+		b.askAgain()
+		m.follow.note(b, s)
+	}
 	return b.follow(ctx, s)
 }
 
@@ -130,6 +137,8 @@ func (b *Broker) follow(ctx context.Context, s *meta.Snapshot) error {
 	for n := range f.left {
 		f.todo[n] = struct{}{}
 	}
+	b.metadata.pending.Store(int64(len(f.todo) - len(f.left)))
+	defer func() { b.metadata.pending.Store(int64(len(f.todo))) }()
 	names := make([]topicName, 0, len(f.todo))
 	for n := range f.todo {
 		names = append(names, n)
@@ -297,7 +306,7 @@ func (b *Broker) followGroups(ctx context.Context, s *meta.Snapshot, topic *meta
 		if c == nil || !ok {
 			continue
 		}
-		wanted := policyBy(c, has)
+		wanted := policyBy(specOf[meta.Consumer](c), has)
 		if same(has, wanted) {
 			continue
 		}
@@ -312,25 +321,23 @@ func (b *Broker) followGroups(ctx context.Context, s *meta.Snapshot, topic *meta
 }
 
 // consumerOf returns what s says of a group on a topic: of itself, or of its app; or nil.
-func consumerOf(s *meta.Snapshot, namespace, topic, group string) *meta.Consumer {
-	o := s.Get(meta.Key{Kind: meta.KindConsumer, Namespace: namespace, Name: topic + "/" + group})
-	if o == nil {
-		app, _, ok := strings.Cut(group, ".")
-		if !ok {
-			return nil
-		}
-		if o = s.Get(meta.Key{Kind: meta.KindConsumer, Namespace: namespace, Name: topic + "/" + app}); o == nil {
-			return nil
+func consumerOf(s *meta.Snapshot, namespace, topic, group string) *meta.Object {
+	for _, who := range [2]string{group, meta.AppOf(group)} {
+		if o := s.Get(meta.Key{Kind: meta.KindConsumer, Namespace: namespace, Name: topic + "/" + who}); o != nil {
+			return o
 		}
 	}
-	return specOf[meta.Consumer](o)
+	return nil
 }
 
 // specOf returns the spec of an object whose kind says that it is an S.
 func specOf[S any](o *meta.Object) *S { return any(o.Spec).(*S) }
 
-// policyBy returns has with what c says.
+// policyBy returns has with what c says, if anything.
 func policyBy(c *meta.Consumer, has offset.Policy) offset.Policy {
+	if c == nil {
+		return has
+	}
 	if c.Parallel != nil {
 		has.Parallel = *c.Parallel
 	}

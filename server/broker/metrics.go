@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/jmqio/jmq/server/dispatch"
+	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/server/offset"
 	"github.com/jmqio/jmq/wire"
 )
@@ -38,8 +39,20 @@ type Metrics struct {
 	SkippedDamaged  uint64    // messages that a group was moved over, since the disk damaged them
 	SkippedTrimmed  uint64    // and since retention had removed them
 	Refused         map[wire.Code]uint64
+	Denied          map[wire.Code]uint64 // requests and connections of those who may not, or not now, by what they were told
+	Limited         map[string]uint64    // requests above a limit, by the kind of whose it is
+	Metadata        MetadataMetrics
 	Dispatch        dispatch.Metrics
 	Offsets         offset.Counts
+}
+
+// MetadataMetrics say which metadata a broker follows.
+type MetadataMetrics struct {
+	Ruled         bool // Options.Metadata
+	Generation    uint64
+	Version       uint64 // that rights and limits are of; 0: none yet
+	TopicsPending int64  // topics that are not yet as that version says
+	TopicsUnknown int    // topics that are kept, and not served
 }
 
 const codesMax = 128 // codes beyond are counted as the last
@@ -51,6 +64,23 @@ type metrics struct {
 	durations                                             [len(DurationBounds) + 1]atomic.Uint64
 	durationSum                                           atomic.Int64
 	refusals                                              [codesMax]atomic.Uint64
+	denials                                               [codesMax]atomic.Uint64
+	limits                                                [len(limitedKinds)]atomic.Uint64
+}
+
+// limitedKinds have limits.
+var limitedKinds = [...]meta.Kind{meta.KindNamespace, meta.KindApp, meta.KindTopic, meta.KindProducer, meta.KindConsumer}
+
+func (m *metrics) limitedBy(k meta.Kind) {
+	for i, kind := range limitedKinds {
+		if kind == k {
+			m.limits[i].Add(1)
+		}
+	}
+}
+
+func (m *metrics) denied(err error) {
+	m.denials[min(int(wire.CodeOf(err)), codesMax-1)].Add(1)
 }
 
 func (m *metrics) produced(messages, bytes int, took time.Duration) {
@@ -114,6 +144,24 @@ func (b *Broker) Metrics() Metrics {
 		out.ProduceDuration.Counts[i] = m.durations[i].Load()
 	}
 	out.ProduceDuration.Sum = time.Duration(m.durationSum.Load())
+	out.Denied, out.Limited = map[wire.Code]uint64{}, map[string]uint64{}
+	for i := range m.denials {
+		if n := m.denials[i].Load(); n > 0 {
+			out.Denied[wire.Code(i)] = n
+		}
+	}
+	for i := range m.limits {
+		if n := m.limits[i].Load(); n > 0 {
+			out.Limited[string(limitedKinds[i])] = n
+		}
+	}
+	out.Metadata = MetadataMetrics{Ruled: b.o.Metadata, TopicsPending: b.metadata.pending.Load()}
+	if s := b.metadata.snapshot.Load(); s != nil {
+		out.Metadata.Generation, out.Metadata.Version = uint64(s.Generation), uint64(s.Version)
+	}
+	b.metadata.kept.Lock()
+	out.Metadata.TopicsUnknown = len(b.metadata.kept.why)
+	b.metadata.kept.Unlock()
 	for i := range m.refusals {
 		if n := m.refusals[i].Load(); n > 0 {
 			out.Refused[wire.Code(i)] = n

@@ -76,6 +76,7 @@ type model struct {
 	leases  []*modelLease
 	stored  [modelPartitions]index.Index // after the last message answered ok
 	conns   [modelClients]int
+	peers   [modelClients]*wire.Peer
 	goneAt  [modelClients]time.Time
 	offsets map[string]index.Index
 
@@ -140,14 +141,16 @@ func (m *model) step(op string) error {
 		time.Sleep(time.Duration(m.int("seconds", 1, 200)) * time.Second)
 	case "connect":
 		c := m.int("client", 0, modelClients-1)
-		p := &wire.Peer{ClientID: client(c)}
 		if m.conns[c] == 0 {
 			m.conns[c]++
-			m.broker.Attach(p)
+			m.peers[c] = &wire.Peer{ClientID: client(c)}
+			if err := m.broker.Attach(m.peers[c]); err != nil {
+				return err
+			}
 			m.goneAt[c] = time.Time{}
 		} else {
 			m.conns[c]--
-			m.broker.Detach(p)
+			m.broker.Detach(m.peers[c])
 			m.goneAt[c] = time.Now()
 		}
 	case "restart":

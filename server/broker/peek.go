@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
 )
@@ -25,6 +26,9 @@ func (b *Broker) Peek(ctx context.Context, r *wire.PeekRequest) (*wire.PeekRespo
 }
 
 func (b *Broker) peek(ctx context.Context, r *wire.PeekRequest) (*wire.PeekResponse, error) {
+	if err := b.may(ctx, meta.ReadMessages, r.Topic, ""); err != nil {
+		return nil, err
+	}
 	t, err := b.topic(wire.PeerFrom(ctx).Namespace, r.Topic)
 	if err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/jmqio/jmq/server/dispatch"
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
@@ -56,8 +57,12 @@ func (c *produceCall) append(ctx context.Context, r *wire.ProduceRequest, done f
 	if !ok || t.Namespace != peer.Namespace {
 		var err error
 		if t, err = b.topic(peer.Namespace, r.Topic); err != nil {
-			return err
+			return b.absent(peer, r.Topic, "", err)
 		}
+	}
+	g, err := b.granted(peer, &t, dispatch.Queue{Topic: topicKey(&t)}, "")
+	if err != nil {
+		return err
 	}
 	if uint32(r.Partition) >= t.Partitions {
 		return noPartition(&t, uint32(r.Partition))
@@ -74,6 +79,18 @@ func (c *produceCall) append(ctx context.Context, r *wire.ProduceRequest, done f
 	if err != nil {
 		return err
 	}
+	if err := b.take(g, batch.Count(), len(batch)); err != nil {
+		return err
+	}
+	if err := c.store(peer, batch, store.Partition{Topic: t.ID, Incarnation: t.Incarnation, Partition: r.Partition}, done); err != nil {
+		b.giveBack(g, batch.Count(), len(batch))
+		return err
+	}
+	return nil
+}
+
+// store judges a batch and hands it to the store.
+func (c *produceCall) store(peer *wire.Peer, batch wire.Batch, p store.Partition, done func(*wire.ProduceResponse, error)) error {
 	if err := batch.Verify(); err != nil {
 		return err
 	}
@@ -81,11 +98,10 @@ func (c *produceCall) append(ctx context.Context, r *wire.ProduceRequest, done f
 		return err
 	}
 	c.done, c.started, c.messages, c.bytes = done, time.Now(), batch.Count(), len(batch)
-	p := store.Partition{Topic: t.ID, Incarnation: t.Incarnation, Partition: r.Partition}
 	if peer.Batched {
-		return b.store.QueueBatch(p, batch, c.committed)
+		return c.b.store.QueueBatch(p, batch, c.committed)
 	}
-	return b.store.AppendBatch(p, batch, c.committed)
+	return c.b.store.AppendBatch(p, batch, c.committed)
 }
 
 // SetWritable says whether messages are taken; when not, sends are answered CodeNoSpace and why, which is for people. Acks and all

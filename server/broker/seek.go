@@ -8,6 +8,7 @@ import (
 
 	"github.com/jmqio/jmq/server/dispatch"
 	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/server/offset"
 	"github.com/jmqio/jmq/server/planted"
 	"github.com/jmqio/jmq/server/store"
@@ -37,6 +38,9 @@ func (b *Broker) SeekGroup(ctx context.Context, r *wire.SeekGroupRequest) (*wire
 // only rise. What is acked until the record is committed counts for where the group stood, if its end comes first in the log; if
 // it comes later it has the generation before, and moves nothing.
 func (b *Broker) seekGroup(ctx context.Context, r *wire.SeekGroupRequest) ([]*wire.SeekPartition, error) {
+	if err := b.may(ctx, meta.OperateGroup, r.Topic, r.Group); err != nil {
+		return nil, err
+	}
 	who := wire.PeerFrom(ctx)
 	t, q, err := b.queue(who.Namespace, r.Topic, r.Group)
 	if err != nil {

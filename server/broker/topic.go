@@ -203,9 +203,9 @@ func (b *Broker) ListTopics(ctx context.Context, _ *wire.ListTopicsRequest) (*wi
 		return nil, err
 	}
 	response := &wire.ListTopicsResponse{}
-	namespace := wire.PeerFrom(ctx).Namespace
+	who := wire.PeerFrom(ctx)
 	for _, t := range b.store.Topics() {
-		if t.Namespace == namespace {
+		if t.Namespace == who.Namespace && b.mayRead(who, &t) {
 			response.Topics = append(response.Topics, topicMessage(&t))
 		}
 	}
@@ -226,7 +226,12 @@ func (b *Broker) DescribeTopic(ctx context.Context, r *wire.DescribeTopicRequest
 }
 
 func (b *Broker) describeTopic(ctx context.Context, r *wire.DescribeTopicRequest) (*wire.DescribeTopicResponse, error) {
-	t, err := b.topic(wire.PeerFrom(ctx).Namespace, r.Topic)
+	who := wire.PeerFrom(ctx)
+	t, err := b.topic(who.Namespace, r.Topic)
+	if b.o.Metadata && !b.mayRead(who, &store.Topic{Name: r.Topic}) {
+		err = wire.Errorf(wire.CodeForbidden, "topic %q may not be seen by %v %s", r.Topic, who.Principal.Kind, who.Principal.Name)
+		b.metrics.denied(err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -331,6 +336,13 @@ func setIf(v, to *bool) {
 
 // Route implements wire.Broker. All partitions of a topic are in this broker group; the version grows with them.
 func (b *Broker) Route(ctx context.Context, r *wire.RouteRequest) (*wire.RouteResponse, error) {
+	if b.o.Metadata && b.o.Route != nil {
+		response, err := b.o.Route(ctx, r)
+		if err != nil {
+			return nil, b.refuse(err)
+		}
+		return response, nil
+	}
 	t, err := b.route(ctx, r)
 	if err != nil {
 		return nil, b.refuse(err)
@@ -351,5 +363,10 @@ func (b *Broker) route(ctx context.Context, r *wire.RouteRequest) (store.Topic, 
 	if err := b.check(); err != nil {
 		return store.Topic{}, err
 	}
-	return b.topic(wire.PeerFrom(ctx).Namespace, r.Topic)
+	who := wire.PeerFrom(ctx)
+	t, err := b.topic(who.Namespace, r.Topic)
+	if b.o.Metadata && !b.mayRead(who, &store.Topic{Name: r.Topic}) {
+		err = b.absent(who, r.Topic, "", wire.Errorf(wire.CodeTopicNotFound, "topic %q is not there", r.Topic))
+	}
+	return t, err
 }

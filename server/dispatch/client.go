@@ -1,8 +1,13 @@
 package dispatch
 
-// Client is who holds leases, together with a member's number: a process that dialled, whatever its connections.
+import "github.com/jmqio/jmq/wire"
+
+// Client is who holds leases, together with a member's number: a process that dialled, whatever its connections. Its id is what it
+// says; whom it is of is what it proved, so nobody has another's leases by taking its id.
 type Client struct {
 	Namespace uint32
+	Kind      wire.PrincipalKind
+	Principal string // name
 	ID        string
 }
 
@@ -133,5 +138,45 @@ func (c *client) expire(d *Dispatcher, out *fetchList) {
 	sortLeases(held)
 	for _, l := range held {
 		d.endLease(l, EndedGone, out)
+	}
+}
+
+// Revoke ends what a client has in a queue, since it may not consume there any more or not now: its fetches that wait end with err,
+// and with leases its leases end too.
+func (d *Dispatcher) Revoke(key Queue, c Client, err error, leases bool) {
+	var out fetchList
+	d.mu.Lock()
+	defer d.unlock(&out)
+	q, client := d.mu.queues[key], d.mu.clients[c]
+	if q == nil || client == nil {
+		return
+	}
+	var members []*member
+	for k, m := range client.members {
+		if k.queue == q {
+			members = append(members, m)
+		}
+	}
+	// First the fetches, so that none of them gets what the leases leave. A member is not forgotten meanwhile.
+	var held []*lease
+	for _, m := range members {
+		m.asks = true
+		for len(m.parked) > 0 {
+			f := m.parked[0]
+			d.unpark(q, f)
+			f.Err = err
+			out.push(f)
+		}
+		if leases {
+			held = append(held, m.leases...)
+		}
+	}
+	sortLeases(held)
+	for _, l := range held {
+		d.endLease(l, EndedRevoked, &out)
+	}
+	for _, m := range members {
+		m.asks = false
+		d.settle(m)
 	}
 }

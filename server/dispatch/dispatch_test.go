@@ -263,6 +263,8 @@ func (st *stage) do(c script.Command) string {
 			out += fmt.Sprint(", last fetch ", time.Since(u.LastFetch), " ago")
 		}
 		return out
+	case "revoke": // client=a, with leases=1 those too
+		d.Revoke(q, client, errors.New("revoked"), c.Int("leases", 0) > 0)
 	case "attach":
 		d.Attach(client)
 	case "detach":

@@ -13,6 +13,7 @@ type Fetch struct {
 	Client     Client
 	Member     uint32
 	Max        uint32        // messages, at least 1
+	For        time.Duration // how long a lease lasts; 0: Options.AckTimeout
 	Only       []uint16      // these partitions; empty: any
 	Wait       time.Duration // of a parked one
 	Waiter     Waiter        // of a parked one

@@ -32,11 +32,12 @@ const (
 	EndedUnread              // it was never delivered: the read failed, or the fetch had ended meanwhile
 	EndedLost                // its member does not have it: the answer did not arrive
 	EndedReset               // the group was moved, altered or removed, or the topic deleted
+	EndedRevoked             // its client may not consume there any more
 	whys
 )
 
 func (w Why) String() string {
-	return [...]string{"acked", "released", "timeout", "gone", "unread", "lost", "reset"}[w]
+	return [...]string{"acked", "released", "timeout", "gone", "unread", "lost", "reset", "revoked"}[w]
 }
 
 // ranOut reports whether the member had the messages and neither acked nor released them: that is counted.
@@ -111,16 +112,20 @@ func (d *Dispatcher) grant(p *partition, f *Fetch) {
 	m.leases = append(m.leases, l)
 	p.leases = append(p.leases, l)
 	p.flight(m, int64(l.left))
-	l.until = d.now() + d.o.AckTimeout
+	lasts := f.For
+	if lasts == 0 {
+		lasts = d.o.AckTimeout
+	}
+	l.until = d.now() + lasts
 	if planted.Bug("dispatch: lease ends early") {
-		l.until -= d.o.AckTimeout * 9 / 10
+		l.until -= lasts * 9 / 10
 	}
 	d.set(&l.alarm, l, l.until)
 	p.mark()
 	p.queue.next = int(p.number) + 1
 	d.mu.metrics.Leases++
 	d.mu.metrics.Leased++
-	f.Lease = Lease{ID: l.id, Partition: p.number, Generation: p.generation, Attempt: count + 1, Range: run, For: d.o.AckTimeout}
+	f.Lease = Lease{ID: l.id, Partition: p.number, Generation: p.generation, Attempt: count + 1, Range: run, For: lasts}
 	f.Err = nil
 }
 

@@ -440,7 +440,7 @@ func runModel(r *rapid.T) error {
 			had[who] = n
 		}
 		op := rapid.SampledFrom([]string{"commit", "fetch", "fetch", "fetch", "ack", "ack", "ack", "wait", "connect", "cancel", "giveback", "reconcile",
-			"shrink", "move", "policy", "forget", "skip", "extend", "extend", "pause"}).Draw(r, "op")
+			"shrink", "move", "policy", "forget", "skip", "extend", "extend", "pause", "revoke"}).Draw(r, "op")
 		m.step(op)
 		m.settle(op == "wait", before, had)
 		if m.failure != nil {
@@ -616,6 +616,31 @@ func (m *model) step(op string) {
 	case "pause":
 		m.paused = !m.paused
 		d.SetPaused(topic, m.paused)
+	case "revoke":
+		why, leases := errors.New("revoked"), rapid.Bool().Draw(r, "leases")
+		d.Revoke(q, modelClient(c), why, leases)
+		synctest.Wait()
+		kept := m.parked[:0]
+		for _, f := range m.parked {
+			if f.Client != modelClient(c) {
+				kept = append(kept, f)
+				continue
+			}
+			select {
+			case <-f.got:
+				if f.Err != why {
+					m.fail("a fetch that waited for a client whose right ended got %v", f.Err)
+				}
+			default:
+				m.fail("a fetch of %v waits on after its right ended", f.Client)
+			}
+		}
+		m.parked = kept
+		for _, l := range m.leases {
+			if leases && l.client == modelClient(c) && d.find(q, l.Partition, l.ID) != nil {
+				m.fail("lease %v of partition %d lasts after the right of %v ended", l.Range, l.Partition, l.client)
+			}
+		}
 	}
 }
 
