@@ -36,13 +36,16 @@ func home(p *wire.Principal) string {
 // MayProduce grants a subject to send to a topic through a broker group; an empty one is not looked at. An error is
 // CodeTopicNotFound, CodeForbidden, CodePaused or CodeUnauthenticated (its credential or app is not good any more). With CodePaused the grant is given too.
 func (s *Snapshot) MayProduce(who Subject, topic, brokerGroup string) (Grant, error) {
-	g, free, err := s.may(&who, topic)
+	g, hash, free, err := s.may(&who, topic)
 	if err != nil {
 		return Grant{}, err
 	}
 	paused := g.Spec.PauseProduce
 	if !free {
-		if g.Producer = subscription[Producer](s, KindProducer, home(&who.Principal), topic, who.Name); g.Producer == nil {
+		if o := s.kinds[indexProducer].getPair(hash, g.Topic.Namespace, topic, who.Name); o != nil {
+			g.Producer, _ = o.Spec.(*Producer)
+		}
+		if g.Producer == nil {
 			return Grant{}, forbidden(&who, "may not produce to topic %s", topic)
 		}
 		if err := allowed(&who, topic, brokerGroup, g.Producer.ForbiddenIPs, g.Producer.ForbiddenBrokerGroups); err != nil {
@@ -59,14 +62,16 @@ func (s *Snapshot) MayProduce(who Subject, topic, brokerGroup string) (Grant, er
 // MayConsume grants a subject to consume a topic as group: an app only as itself or as one of its subgroups. Errors are as those of
 // MayProduce; with CodePaused the grant is given too, since what was leased before may be acked.
 func (s *Snapshot) MayConsume(who Subject, topic, group, brokerGroup string) (Grant, error) {
-	g, free, err := s.may(&who, topic)
+	g, hash, free, err := s.may(&who, topic)
 	if err != nil {
 		return Grant{}, err
 	}
-	ns := home(&who.Principal)
-	g.Consumer = subscription[Consumer](s, KindConsumer, ns, topic, group)
-	if app := AppOf(group); g.Consumer == nil && app != group {
-		g.Consumer = subscription[Consumer](s, KindConsumer, ns, topic, app)
+	o := s.kinds[indexConsumer].getPair(hash, g.Topic.Namespace, topic, group)
+	if app := AppOf(group); o == nil && app != group {
+		o = s.kinds[indexConsumer].getPair(hash, g.Topic.Namespace, topic, app)
+	}
+	if o != nil {
+		g.Consumer, _ = o.Spec.(*Consumer)
 	}
 	if !free {
 		if AppOf(group) != who.Name {
@@ -85,42 +90,34 @@ func (s *Snapshot) MayConsume(who Subject, topic, group, brokerGroup string) (Gr
 	return g, nil
 }
 
-// may begins a grant: free says that who asks needs no subscription.
-func (s *Snapshot) may(who *Subject, topic string) (g Grant, free bool, err error) {
+// may begins a grant: free says that who asks needs no subscription; hash is that of the topic's name, for getPair.
+func (s *Snapshot) may(who *Subject, topic string) (g Grant, hash uint64, free bool, err error) {
 	switch who.Kind {
 	case wire.PrincipalLocal:
 		free = true
 	case wire.PrincipalApp:
 		if g.App, err = s.appAlive(&who.Principal); err != nil {
-			return g, false, err
+			return g, 0, false, err
 		}
 	case wire.PrincipalUser:
 		user, err := s.userAlive(&who.Principal)
 		if err != nil {
-			return g, false, err
+			return g, 0, false, err
 		}
 		if user.Role != RoleAdmin {
-			return g, false, forbidden(who, "neither produces nor consumes: use a credential of an app")
+			return g, 0, false, forbidden(who, "neither produces nor consumes: use a credential of an app")
 		}
 		free = true
 	default:
-		return g, false, forbidden(who, "neither produces nor consumes: use a credential of an app")
+		return g, 0, false, forbidden(who, "neither produces nor consumes: use a credential of an app")
 	}
-	if g.Topic = s.kinds[indexOf(KindTopic)].get(Key{KindTopic, home(&who.Principal), topic}); g.Topic == nil {
-		return g, false, wire.Errorf(wire.CodeTopicNotFound, "topic %s", topic)
+	ns := home(&who.Principal)
+	hash = mix(hashNamespace(ns), hashString(topic))
+	if g.Topic = s.kinds[indexTopic].getHashed(hash, Key{KindTopic, ns, topic}); g.Topic == nil {
+		return g, 0, false, wire.Errorf(wire.CodeTopicNotFound, "topic %s", topic)
 	}
 	g.Spec, _ = g.Topic.Spec.(*Topic)
-	return g, free, nil
-}
-
-// subscription returns the spec of the producer or consumer TOPIC/WHO, without making that string.
-func subscription[S any](s *Snapshot, k Kind, namespace, topic, who string) *S {
-	o := s.kinds[indexOf(k)].getPair(namespace, topic, who)
-	if o == nil {
-		return nil
-	}
-	spec, _ := o.Spec.(any).(*S)
-	return spec
+	return g, hash, free, nil
 }
 
 func allowed(who *Subject, topic, brokerGroup string, networks, brokerGroups []string) error {

@@ -384,7 +384,7 @@ func (s *Snapshot) subscriptions(k Kind, namespace, topic string) []*Object {
 
 // appsOf are the apps of which a user is an owner or a member.
 func (s *Snapshot) appsOf(user string) []*Object {
-	return s.kinds[indexOf(KindApp)].relate(func(o *Object, add func(namespace, name string)) {
+	return s.kinds[indexApp].relate(func(o *Object, add func(namespace, name string)) {
 		a := o.Spec.(*App)
 		for _, u := range slices.Concat(a.Owners, a.Members) {
 			add("", u)

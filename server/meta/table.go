@@ -3,16 +3,19 @@ package meta
 import (
 	"hash/maphash"
 	"iter"
-	"maps"
+	"math/bits"
 	"slices"
+	"strings"
 	"sync/atomic"
 )
 
-// table holds the objects of one kind. Its shards are cloned one by one when a next snapshot writes to them, since cloning one map of
-// 20,000 entries for each change would cost more than a millisecond.
+// table holds the objects of one kind. Its shards are cloned one by one when a next snapshot writes to them: cloning one map of 20,000 entries
+// for each change costs more than a millisecond. A shard is a hash table with open addressing and not a Go map, since a right is looked up for
+// each request that is not in a cache: so the hash of a topic's name is computed once for the topic and its subscriptions, and TOPIC/APP is found without
+// making that string.
 type table struct {
 	n      int
-	shards [shardCount]map[name]*Object
+	shards [shardCount]shard
 	// What is derived of a table that is not written to any more, made by the first who wants it.
 	sorted  atomic.Pointer[[]*Object]
 	related atomic.Pointer[map[name][]*Object]
@@ -20,60 +23,160 @@ type table struct {
 
 const shardCount = 64
 
+// shard has 2^k slots, of which at most 3/4 are used; the object of a slot lies at or behind where its hash wants it, with no empty slot between.
+type shard struct {
+	slots []slot
+	n     int
+}
+
+type slot struct {
+	hash uint64
+	o    *Object // nil: empty
+}
+
 // name is a key within its kind.
 type name struct{ namespace, name string }
 
-// seed of which shard a name is in: of this process, as snapshots share shards.
-var seed = maphash.MakeSeed()
+// seed of hashes: of this process, as snapshots share shards.
+var (
+	seed        = maphash.MakeSeed()
+	hashDefault = hashString(NamespaceDefault)
+	hashNone    = hashString("")
+)
 
-func shardOf(n string) int { return int(maphash.String(seed, n) % shardCount) }
+func hashString(s string) uint64 { return maphash.String(seed, s) }
+
+func hashNamespace(s string) uint64 {
+	switch s {
+	case NamespaceDefault:
+		return hashDefault
+	case "":
+		return hashNone
+	}
+	return hashString(s)
+}
+
+// mix joins two hashes, as wyhash does.
+func mix(a, b uint64) uint64 {
+	high, low := bits.Mul64(a^0x9e3779b97f4a7c15, b^0xd1b54a32d192ed03)
+	return high ^ low
+}
+
+// hashOf is the hash of a name; that of TOPIC/APP is joined from those of its parts.
+func hashOf(namespace, name string) uint64 {
+	if i := strings.IndexByte(name, '/'); i >= 0 {
+		return mix(mix(hashNamespace(namespace), hashString(name[:i])), hashString(name[i+1:]))
+	}
+	return mix(hashNamespace(namespace), hashString(name))
+}
 
 func newTable(size int) *table {
 	t := &table{}
 	if size >= 4*shardCount {
 		for i := range t.shards {
-			t.shards[i] = make(map[name]*Object, size/shardCount)
+			t.shards[i].slots = make([]slot, 1<<bits.Len(uint(size/shardCount*4/3)))
 		}
 	}
 	return t
 }
 
-func (t *table) get(k Key) *Object {
-	return t.shards[shardOf(k.Name)][name{k.Namespace, k.Name}]
+func (t *table) get(k Key) *Object { return t.getHashed(hashOf(k.Namespace, k.Name), k) }
+
+// getHashed is get with the hash of the name in hand.
+func (t *table) getHashed(h uint64, k Key) *Object {
+	s := &t.shards[h%shardCount]
+	for i := h / shardCount; len(s.slots) > 0; i++ {
+		e := &s.slots[i&uint64(len(s.slots)-1)]
+		if e.o == nil {
+			return nil
+		}
+		if e.hash == h && e.o.Key == k {
+			return e.o
+		}
+	}
+	return nil
 }
 
-// getPair is get of the name first/second, which it makes on its stack.
-func (t *table) getPair(namespace, first, second string) *Object {
-	var buf [2*nameBytesMax + 1]byte
-	if len(first)+1+len(second) > len(buf) {
-		return nil
+// getPair is get of the name first/second; firstHash is mix(hash of the namespace, hash of first).
+func (t *table) getPair(firstHash uint64, namespace, first, second string) *Object {
+	h := mix(firstHash, hashString(second))
+	s := &t.shards[h%shardCount]
+	for i := h / shardCount; len(s.slots) > 0; i++ {
+		e := &s.slots[i&uint64(len(s.slots)-1)]
+		if e.o == nil {
+			return nil
+		}
+		if n := len(first); e.hash == h && len(e.o.Name) == n+1+len(second) && e.o.Name[n] == '/' && e.o.Name[:n] == first && e.o.Name[n+1:] == second && e.o.Namespace == namespace {
+			return e.o
+		}
 	}
-	b := append(append(append(buf[:0], first...), '/'), second...)
-	return t.shards[maphash.Bytes(seed, b)%shardCount][name{namespace, string(b)}]
+	return nil
 }
 
 func (t *table) put(o *Object) {
-	shard := &t.shards[shardOf(o.Name)]
-	if *shard == nil {
-		*shard = map[name]*Object{}
+	h := hashOf(o.Namespace, o.Name)
+	s := &t.shards[h%shardCount]
+	if (s.n+1)*4 > len(s.slots)*3 {
+		old := s.slots
+		s.slots = make([]slot, max(4, 2*len(old)))
+		for _, e := range old {
+			if e.o != nil {
+				s.place(e)
+			}
+		}
 	}
-	before := len(*shard)
-	(*shard)[name{o.Namespace, o.Name}] = o
-	t.n += len(*shard) - before
+	if s.place(slot{h, o}) {
+		s.n++
+		t.n++
+	}
+}
+
+// place puts e where it belongs, in place of one with its key; it says whether there was none.
+func (s *shard) place(e slot) bool {
+	for i := e.hash / shardCount; ; i++ {
+		at := &s.slots[i&uint64(len(s.slots)-1)]
+		if at.o == nil {
+			*at = e
+			return true
+		}
+		if at.hash == e.hash && at.o.Key == e.o.Key {
+			*at = e
+			return false
+		}
+	}
 }
 
 func (t *table) drop(k Key) {
-	shard := t.shards[shardOf(k.Name)]
-	before := len(shard)
-	delete(shard, name{k.Namespace, k.Name})
-	t.n -= before - len(shard)
+	h := hashOf(k.Namespace, k.Name)
+	s := &t.shards[h%shardCount]
+	if s.n == 0 {
+		return
+	}
+	mask := uint64(len(s.slots) - 1)
+	i := h / shardCount & mask
+	for ; s.slots[i].o == nil || s.slots[i].hash != h || s.slots[i].o.Key != k; i = (i + 1) & mask {
+		if s.slots[i].o == nil {
+			return
+		}
+	}
+	s.n--
+	t.n--
+	// What follows without an empty slot between moves up, unless it is where it wants to be.
+	for j := (i + 1) & mask; s.slots[j].o != nil; j = (j + 1) & mask {
+		want := s.slots[j].hash / shardCount & mask
+		if (j-want)&mask >= (j-i)&mask {
+			s.slots[i] = s.slots[j]
+			i = j
+		}
+	}
+	s.slots[i] = slot{}
 }
 
 func (t *table) all() iter.Seq[*Object] {
 	return func(yield func(*Object) bool) {
-		for _, shard := range t.shards {
-			for _, o := range shard {
-				if !yield(o) {
+		for i := range t.shards {
+			for _, e := range t.shards[i].slots {
+				if e.o != nil && !yield(e.o) {
 					return
 				}
 			}
@@ -115,35 +218,44 @@ func (s *shardSet) write(t *table, k Key) *table {
 	if !s.table {
 		t, s.table = &table{n: t.n, shards: t.shards}, true
 	}
-	i := shardOf(k.Name)
+	i := hashOf(k.Namespace, k.Name) % shardCount
 	if s.shards&(1<<i) == 0 {
-		t.shards[i] = maps.Clone(t.shards[i])
+		t.shards[i].slots = slices.Clone(t.shards[i].slots)
 		s.shards |= 1 << i
 	}
 	return t
 }
 
 // kindCount is how many kinds there are, indexOf their numbers.
-const kindCount = 11
+const (
+	kindCount = 11
+
+	indexTopic      = 1
+	indexApp        = 2
+	indexProducer   = 3
+	indexConsumer   = 4
+	indexCredential = 6
+	indexUser       = 7
+)
 
 func indexOf(k Kind) int {
 	switch k {
 	case KindNamespace:
 		return 0
 	case KindTopic:
-		return 1
+		return indexTopic
 	case KindApp:
-		return 2
+		return indexApp
 	case KindProducer:
-		return 3
+		return indexProducer
 	case KindConsumer:
-		return 4
+		return indexConsumer
 	case KindRequest:
 		return 5
 	case KindCredential:
-		return 6
+		return indexCredential
 	case KindUser:
-		return 7
+		return indexUser
 	case KindBrokerGroup:
 		return 8
 	case KindBroker:

@@ -342,8 +342,7 @@ func testNumbers(t *testing.T, p Place) {
 			meta.Write{Key: key(meta.KindNamespace, meta.NamespaceDefault), Spec: &meta.Namespace{Description: name("d")}, Expect: meta.Expect{Any: true}})
 		number(n, name("c"))
 		if round == 1 {
-			var err error
-			if n, err = s.NewGeneration(t.Context(), by, "numbers"); err != nil {
+			if _, err := s.NewGeneration(t.Context(), by, "numbers"); err != nil {
 				t.Fatal(err)
 			}
 		}
