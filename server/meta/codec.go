@@ -182,8 +182,7 @@ func (c *checker) value(t reflect.Type, at string) error {
 					return err
 				}
 			}
-			_, err := c.d.Token()
-			return err
+			return c.end()
 		}
 	case string:
 		if scalar && want != "a number" && want != "true or false" {
@@ -230,8 +229,12 @@ func (c *checker) object(t reflect.Type, at string) error {
 			return err
 		}
 	}
-	_, err := c.d.Token()
-	if err != nil {
+	return c.end()
+}
+
+// end reads the bracket at the end of a list or an object.
+func (c *checker) end() error {
+	if _, err := c.d.Token(); err != nil {
 		return errors.New(syntaxText(err))
 	}
 	return nil

@@ -177,7 +177,7 @@ type BrokerGroup struct {
 // Broker is a node that registered. Its lines of it change only when it registers anew, or when it is found silent or back.
 type Broker struct {
 	BrokerGroup string    `json:"brokerGroup"`
-	Addresses   []string  `json:"addresses"`
+	Addresses   []string  `json:"addresses,omitempty"`
 	Slave       bool      `json:"slave,omitempty"`
 	DataCenter  string    `json:"dataCenter,omitempty"`
 	Labels      []string  `json:"labels,omitempty"`
