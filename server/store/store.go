@@ -200,8 +200,8 @@ type Store interface {
 	// this store's own doing, not a record: after a crash less may be dropped, never more.
 	Trim(p Partition, first index.Index) error
 	// Reclaim frees the oldest segments of the log that nothing needs any more, and returns how many bytes that were. A segment of
-	// which little is still needed is freed too: that is carried forward, appended again. It stops at the first segment of which
-	// more is needed: Usage says by whom. One at a time; ctx ends it between segments.
+	// which little is still needed is freed too: that is carried forward, appended again, where it has not become less by itself since
+	// the last call. It stops at the first segment of which more is needed: Usage says by whom. One at a time; ctx ends it between segments.
 	Reclaim(ctx context.Context) (int64, error)
 	// Usage says what the store takes on the disk, and with holdsMax above 0 what holds the oldest segments: up to so many
 	// partitions, the largest first.

@@ -40,6 +40,7 @@ type background struct {
 		took     time.Duration
 		held     time.Duration
 		written  int64
+		bytes    int64 // of those
 		failed   int64
 		repaired int64
 	}
@@ -90,7 +91,7 @@ func (b *background) metrics(m *Metrics) {
 	defer b.mu.Unlock()
 	m.Checkpoint, m.CheckpointBytes = b.mu.position, b.mu.size
 	m.CheckpointTook, m.CheckpointHeld = b.mu.took, b.mu.held
-	m.Checkpoints, m.CheckpointErrors, m.Repairs = b.mu.written, b.mu.failed, b.mu.repaired
+	m.Checkpoints, m.CheckpointsBytes, m.CheckpointErrors, m.Repairs = b.mu.written, b.mu.bytes, b.mu.failed, b.mu.repaired
 }
 
 // run is the goroutine.
@@ -271,6 +272,7 @@ func (s *Store) checkpoint() error {
 	b.mu.position, b.mu.size = h.Position, size
 	b.mu.took, b.mu.held = time.Since(begin), held
 	b.mu.written++
+	b.mu.bytes += size
 	b.mu.Unlock()
 	if again && len(b.named) > 0 {
 		b.named = b.named[:len(b.named)-1]

@@ -29,6 +29,12 @@ const (
 type reclaiming struct {
 	work sync.Mutex // one at a time
 
+	// What was needed of the oldest segment when it was last to be carried forward; guarded by work. 0 bytes: that is not known.
+	oldest struct {
+		base  journal.Position
+		bytes int64
+	}
+
 	mu struct {
 		sync.Mutex
 		bytes, carried, carriedRecords int64
@@ -41,8 +47,9 @@ func (s *Store) Reclaim(ctx context.Context) (int64, error) {
 	defer s.reclaiming.work.Unlock()
 	s.drop()
 	var freed int64
+	carries := false
 	for {
-		to, err := s.reclaimable(ctx)
+		to, err := s.reclaimable(ctx, &carries)
 		if err != nil || to == 0 {
 			return freed, err
 		}
@@ -55,8 +62,8 @@ func (s *Store) Reclaim(ctx context.Context) (int64, error) {
 }
 
 // reclaimable returns up to where the log can be trimmed: below it nothing is that the index needs, if need be after it was carried
-// forward. 0: nowhere.
-func (s *Store) reclaimable(ctx context.Context) (journal.Position, error) {
+// forward. 0: nowhere. carries: something was carried forward in this call of Reclaim.
+func (s *Store) reclaimable(ctx context.Context, carries *bool) (journal.Position, error) {
 	segments := s.sealed()
 	to := s.free(segments)
 	if to > 0 {
@@ -67,8 +74,9 @@ func (s *Store) reclaimable(ctx context.Context) (journal.Position, error) {
 		if err := ctx.Err(); err != nil {
 			return 0, err
 		}
-		n, err := s.carrySegment(ctx, &seg)
+		n, err := s.carrySegment(ctx, &seg, *carries)
 		carried += n
+		*carries = *carries || n > 0
 		if err != nil {
 			// What was carried is at its new place, whatever came of the rest.
 			return 0, err
@@ -214,8 +222,9 @@ func (s *Store) appendPatiently(ctx context.Context, appendOne func() error) err
 	}
 }
 
-// carrySegment appends again what the index needs of a segment, if that is little, and returns how many bytes it was.
-func (s *Store) carrySegment(ctx context.Context, seg *journal.SegmentInfo) (int64, error) {
+// carrySegment appends again what the index needs of a segment, if that is little, and returns how many bytes it was. What goes by
+// itself soon is left, but for sure.
+func (s *Store) carrySegment(ctx context.Context, seg *journal.SegmentInfo, sure bool) (int64, error) {
 	type need struct {
 		key      index.Key
 		from, to index.Index
@@ -228,7 +237,7 @@ func (s *Store) carrySegment(ctx context.Context, seg *journal.SegmentInfo) (int
 		needs = append(needs, need{k, from, to})
 		return bytes <= max
 	})
-	if bytes > max {
+	if !s.settled(seg.Base, bytes, max) && !sure || bytes > max {
 		return 0, nil
 	}
 	c := carrier{s: s, ctx: ctx, control: bytes <= carryControlBytes}
@@ -250,6 +259,22 @@ func (s *Store) carrySegment(ctx context.Context, seg *journal.SegmentInfo) (int
 		return c.bytes, fmt.Errorf("store: carry forward: %w", err)
 	}
 	return c.bytes, nil
+}
+
+// settled says whether what is needed of the oldest segment should be carried forward, since it will be needed for long: since the last call
+// it has not become less by a quarter. Where retention moves on through a segment, what is left of that would be written again now
+// and dropped by one of the next passes. A little is carried at once: it is not worth the wait. reclaiming.work is held.
+func (s *Store) settled(base journal.Position, bytes, max int64) bool {
+	last := &s.reclaiming.oldest
+	before := last.bytes
+	if last.base != base {
+		before = 0
+	}
+	last.base, last.bytes = base, bytes
+	if bytes > max { // it was not counted to the end
+		last.bytes = 0
+	}
+	return bytes <= carryControlBytes || before > 0 && bytes > before-before/4
 }
 
 // carrier appends records again.

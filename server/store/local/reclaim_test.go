@@ -631,3 +631,79 @@ func TestDiskFull(t *testing.T) {
 		}
 	})
 }
+
+// TestNotCarried trims a partition step by step within its oldest segment: what is still needed of that is not carried forward, for it goes by
+// itself. When the steps become small it is; and so is what another partition needs of the next segment, by the second call that sees it.
+func TestNotCarried(t *testing.T) {
+	o := options(vfs.NewMem())
+	o.SegmentBytesMax, o.SegmentBytesFirst = 8<<20, 8<<20
+	o.VerifyBytesPerSecond = -1
+	s := mustOpen(t, o)
+	topic := mustTopic(t, s, "orders", 2)
+	moving, still := partitionOfTopic(topic, 0), partitionOfTopic(topic, 1)
+	body := strings.Repeat("x", 64<<10)
+	send := func(p store.Partition, n int) {
+		t.Helper()
+		for range n {
+			if r := appendWait(s, p, batchOf(t, body)); r.err != nil {
+				t.Fatal(r.err)
+			}
+		}
+	}
+	trim := func(p store.Partition, first index.Index) {
+		t.Helper()
+		if err := s.Trim(p, first); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reclaim := func(what string, freed, carried bool) {
+		t.Helper()
+		before := s.Metrics()
+		n, err := s.Reclaim(t.Context())
+		m := s.Metrics()
+		if err != nil || n > 0 != freed || m.CarriedRecords > before.CarriedRecords != carried {
+			t.Fatalf("%s: %d bytes freed, %d records carried, %v; want %v, %v", what, n, m.CarriedRecords-before.CarriedRecords, err, freed, carried)
+		}
+	}
+	for segments := s.Metrics().Journal.Segments; s.Metrics().Journal.Segments == segments; {
+		send(moving, 1)
+	}
+	_, end, err := s.Bounds(moving)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := end - 1 // it is in the second segment
+	// Of the second segment a twelfth is another partition's.
+	send(still, 10)
+	for s.Metrics().Journal.Segments < 3 {
+		send(moving, 1)
+	}
+	trim(moving, last-60)
+	reclaim("half is needed", false, false)
+	trim(moving, last-24)
+	reclaim("less than a quarter, and how fast it goes is not known", false, false)
+	trim(moving, last-18)
+	reclaim("a quarter less than before", false, false)
+	trim(moving, last-14)
+	reclaim("a little less than a quarter less", true, true)
+	if first, _, err := s.Bounds(moving); err != nil || first != last-14 {
+		t.Fatal(first, err)
+	}
+	_, end, err = s.Bounds(moving)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trim(moving, end)
+	reclaim("another partition's messages, seen for the first time", false, false)
+	send(moving, 1)
+	reclaim("they are as they were", true, true)
+	if got, _ := bodies(t, s, still, 0, 10); len(got) != 10 || got[0] != body {
+		t.Fatalf("%d messages", len(got))
+	}
+	mustClose(t, s)
+	s = mustOpen(t, o)
+	if got, _ := bodies(t, s, still, 0, 10); len(got) != 10 || got[9] != body {
+		t.Fatalf("%d messages", len(got))
+	}
+	mustClose(t, s)
+}

@@ -236,6 +236,7 @@ type Metrics struct {
 	Checkpoints         int64 // written since the start
 	CheckpointErrors    int64 // failed since the start
 	CheckpointBytes     int64 // size of the newest
+	CheckpointsBytes    int64 // and of all that were written
 	CheckpointTook      time.Duration
 	CheckpointHeld      time.Duration // how long the newest held off appends
 	Repairs             int64         // parts of the index that were rebuilt
