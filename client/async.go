@@ -115,7 +115,7 @@ func (a *asyncProducer) send(ctx context.Context, m *Message, done func(Receipt,
 	if err := w.one[0].Check(); err != nil {
 		return giveUp(err)
 	}
-	rt, err := p.route(ctx, nil, now, now.Add(p.o.timeout))
+	rt, err := p.route(ctx, nil, now.Add(p.o.timeout))
 	if err != nil {
 		return giveUp(err)
 	}

@@ -125,6 +125,9 @@ func (b *fakeBroker) store(r *wire.ProduceRequest) (*wire.ProduceResponse, error
 	}
 	p := ps[r.Partition]
 	out := &wire.ProduceResponse{FirstIndex: p.end, StoredNs: time.Now().UnixNano()}
+	if v := uint64(len(ps)); r.RouteVersion != v {
+		out.RouteVersion = v
+	}
 	batch.SetBroker(wire.BrokerFields{Partition: r.Partition, FirstIndex: p.end, StoredNs: out.StoredNs})
 	p.batches = append(p.batches, batch)
 	p.end += uint64(batch.Count())

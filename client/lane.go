@@ -114,10 +114,15 @@ func (l *lane) isFree() bool { return l == &l.topic.free }
 
 // send starts p, or queues it behind width batches in flight (0: never). deadline is that of all attempts.
 func (l *lane) send(p *pending, width int, deadline time.Time, rt *route) (queued bool) {
+	if p.async != nil {
+		p.own() // most of them wait; not under the lock that they all want
+	}
 	if width > 0 {
 		l.mu.Lock()
 		if l.mu.inFlight >= width {
-			p.own()
+			if p.async == nil {
+				p.own()
+			}
 			l.mu.queue = append(l.mu.queue, p)
 			l.mu.Unlock()
 			return true
@@ -423,6 +428,9 @@ func (f *flight) answered(frame wire.Frame, err error) {
 	if err != nil {
 		f.ended(err, l)
 		return
+	}
+	if r.RouteVersion != 0 && l != nil {
+		f.lane.topic.refresh(f.route, l)
 	}
 	f.resolve(r, nil, l)
 }

@@ -53,7 +53,7 @@ func (p *Producer) Send(ctx context.Context, m *Message) (Receipt, error) {
 		return receipt, p.failed(-1, "", 0, err)
 	}
 	deadline := now.Add(p.o.timeout)
-	rt, err := p.route(ctx, nil, now, deadline)
+	rt, err := p.route(ctx, nil, deadline)
 	if err != nil {
 		return receipt, p.failed(-1, "", 0, err)
 	}
@@ -75,7 +75,7 @@ func (p *Producer) Send(ctx context.Context, m *Message) (Receipt, error) {
 			return receipt, err
 		}
 		// The topic may have other partitions by now.
-		newer, routeErr := p.route(ctx, rt, time.Now(), deadline)
+		newer, routeErr := p.route(ctx, rt, deadline)
 		if routeErr != nil || newer.same(rt) {
 			return receipt, err
 		}
@@ -136,7 +136,7 @@ func (p *Producer) SendBatch(ctx context.Context, msgs []*Message) ([]Receipt, e
 	}
 	defer p.c.sends.leave()
 	deadline := now.Add(p.o.timeout)
-	rt, err := p.route(ctx, nil, now, deadline)
+	rt, err := p.route(ctx, nil, deadline)
 	if err != nil {
 		return refuse(err)
 	}
@@ -220,9 +220,8 @@ func (p *Producer) id(m *Message, now time.Time) (ulid.ULID, error) {
 }
 
 // route returns the route, a newer one than old.
-func (p *Producer) route(ctx context.Context, old *route, now, deadline time.Time) (*route, error) {
+func (p *Producer) route(ctx context.Context, old *route, deadline time.Time) (*route, error) {
 	if r := p.topic.route.Load(); r != nil && r != old {
-		p.topic.refresh(now)
 		return r, nil
 	}
 	ctx, cancel := context.WithDeadline(ctx, deadline)

@@ -129,20 +129,19 @@ func (t *topic) read(answer *wire.RouteResponse) (*route, error) {
 	return r, nil
 }
 
-// routeAge is how old a route may be while it is in use: so long senders go on without partitions that were added, and with
-// their keys where they were.
-const routeAge = 5 * time.Second
+// routePause is how long after it was asked for a route is not asked for again, though an answer said that there is another.
+const routePause = time.Second
 
-// refresh asks for the route again, without waiting, if it is old.
-func (t *topic) refresh(now time.Time) {
-	if now.UnixNano()-t.checked.Load() < int64(routeAge) || !t.checking.CompareAndSwap(false, true) {
+// refresh asks for the route again, without waiting, since an answer said that old is not it any more. Its reading goroutine calls it,
+// which flushes l.
+func (t *topic) refresh(old *route, l *link) {
+	now := time.Now().UnixNano()
+	if now-t.checked.Load() < int64(routePause) || !t.checking.CompareAndSwap(false, true) {
 		return
 	}
-	t.checked.Store(now.UnixNano())
-	old := t.route.Load()
+	t.checked.Store(now)
 	header, err := proto.Marshal(&wire.RouteRequest{Topic: t.name})
-	l := t.c.cluster.next()
-	if err != nil || l == nil {
+	if err != nil {
 		t.checking.Store(false)
 		return
 	}
@@ -150,16 +149,14 @@ func (t *topic) refresh(now time.Time) {
 		defer t.checking.Store(false)
 		var answer wire.RouteResponse
 		if err != nil || proto.Unmarshal(f.Header, &answer) != nil {
-			return // what is known stays good; sends find out if it is not
+			return // the next answer says it again
 		}
-		if r, err := t.read(&answer); err == nil && (old == nil || !r.same(old)) {
+		if r, err := t.read(&answer); err == nil && !r.same(old) {
 			t.route.CompareAndSwap(old, r)
 		}
 	}); err != nil {
 		t.checking.Store(false)
-		return
 	}
-	l.FlushShared()
 }
 
 // same says whether r knows no other partitions than o.

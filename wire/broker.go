@@ -145,6 +145,8 @@ type ProduceRequest struct {
 type ProduceResponse struct {
 	FirstIndex uint64
 	StoredNs   int64
+	// RouteVersion is that of the topic's route, where the request's is another: the client should ask for it. 0: it knows it.
+	RouteVersion uint64
 }
 
 // FetchRequest asks for a lease.

@@ -178,7 +178,8 @@ func ParseProduceRequest(r *ProduceRequest, header []byte) error {
 // AppendProduceResponse appends the header of r.
 func AppendProduceResponse(b []byte, r *ProduceResponse) []byte {
 	b = appendUint(b, 1, r.FirstIndex)
-	return appendUint(b, 2, uint64(r.StoredNs))
+	b = appendUint(b, 2, uint64(r.StoredNs))
+	return appendUint(b, 3, r.RouteVersion)
 }
 
 // ParseProduceResponse reads a header into r.
@@ -195,6 +196,8 @@ func ParseProduceResponse(r *ProduceResponse, header []byte) error {
 			r.FirstIndex = v
 		case 2<<3 | varField:
 			r.StoredNs = int64(v)
+		case 3<<3 | varField:
+			r.RouteVersion = v
 		}
 	}
 	return nil

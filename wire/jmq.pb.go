@@ -770,7 +770,8 @@ func (x *ProduceRequestHeader) GetTopicId() uint64 {
 type ProduceResponseHeader struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	FirstIndex    uint64                 `protobuf:"varint,1,opt,name=first_index,json=firstIndex,proto3" json:"first_index,omitempty"`
-	StoredNs      int64                  `protobuf:"varint,2,opt,name=stored_ns,json=storedNs,proto3" json:"stored_ns,omitempty"` // unix time, nanoseconds
+	StoredNs      int64                  `protobuf:"varint,2,opt,name=stored_ns,json=storedNs,proto3" json:"stored_ns,omitempty"`             // unix time, nanoseconds
+	RouteVersion  uint64                 `protobuf:"varint,3,opt,name=route_version,json=routeVersion,proto3" json:"route_version,omitempty"` // of the topic's route, where that of the request is another: it is time to ask for it; 0: it is not
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -815,6 +816,13 @@ func (x *ProduceResponseHeader) GetFirstIndex() uint64 {
 func (x *ProduceResponseHeader) GetStoredNs() int64 {
 	if x != nil {
 		return x.StoredNs
+	}
+	return 0
+}
+
+func (x *ProduceResponseHeader) GetRouteVersion() uint64 {
+	if x != nil {
+		return x.RouteVersion
 	}
 	return 0
 }
@@ -6404,11 +6412,12 @@ const file_jmq_proto_rawDesc = "" +
 	"\rroute_version\x18\x03 \x01(\x04R\frouteVersion\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\x04 \x01(\rR\ttimeoutMs\x12\x19\n" +
-	"\btopic_id\x18\x05 \x01(\x04R\atopicId\"U\n" +
+	"\btopic_id\x18\x05 \x01(\x04R\atopicId\"z\n" +
 	"\x15ProduceResponseHeader\x12\x1f\n" +
 	"\vfirst_index\x18\x01 \x01(\x04R\n" +
 	"firstIndex\x12\x1b\n" +
-	"\tstored_ns\x18\x02 \x01(\x03R\bstoredNs\"\xd4\x02\n" +
+	"\tstored_ns\x18\x02 \x01(\x03R\bstoredNs\x12#\n" +
+	"\rroute_version\x18\x03 \x01(\x04R\frouteVersion\"\xd4\x02\n" +
 	"\x12FetchRequestHeader\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x16\n" +

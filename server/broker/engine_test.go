@@ -672,6 +672,59 @@ func TestGroupsShareAnIndex(t *testing.T) {
 	}
 }
 
+// TestProduceKnowsTheRoute shows that a send with the id and version of a route needs no name, that nobody reaches another's topic by
+// them, that those of a topic that is gone are worth nothing, and that an answer tells of another route.
+func TestProduceKnowsTheRoute(t *testing.T) {
+	w := newWorld(t, Options{})
+	defer w.close()
+	w.topic("orders", 1)
+	route := func() *wire.RouteResponse {
+		r, err := w.broker.Route(as("a"), &wire.RouteRequest{Topic: "orders"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	send := func(ctx context.Context, topic string, r *wire.RouteResponse) (told uint64, code wire.Code) {
+		done := make(chan struct{})
+		w.broker.Produce(ctx, &wire.ProduceRequest{Topic: topic, TopicID: r.TopicId, RouteVersion: r.Version, Batch: batch(t, 1, 10)}, func(r *wire.ProduceResponse, err error) {
+			if code = wire.CodeOf(err); err == nil {
+				told = r.RouteVersion
+			}
+			close(done)
+		})
+		<-done
+		return told, code
+	}
+	check := func(what string, ctx context.Context, topic string, r *wire.RouteResponse, wantTold uint64, want wire.Code) {
+		t.Helper()
+		if told, code := send(ctx, topic, r); told != wantTold || code != want {
+			t.Errorf("%s: route version %#x, %v; want %#x, %v", what, told, code, wantTold, want)
+		}
+	}
+	first := route()
+	check("its name", as("a"), "orders", first, 0, wire.CodeOK)
+	check("no name", as("a"), "nobody", first, 0, wire.CodeOK)
+	check("no route", as("a"), "orders", &wire.RouteResponse{}, 0, wire.CodeOK)
+	other := wire.WithPeer(context.Background(), &wire.Peer{Namespace: 7, ClientID: "b", App: "shop", Addr: "here"})
+	check("another namespace", other, "orders", first, 0, wire.CodeTopicNotFound)
+
+	more := uint32(2)
+	if _, err := w.broker.AlterTopic(as("admin"), &wire.AlterTopicRequest{Topic: "orders", Partitions: &more}); err != nil {
+		t.Fatal(err)
+	}
+	check("more partitions", as("a"), "orders", first, route().Version, wire.CodeOK)
+	if _, err := w.broker.DeleteTopic(as("admin"), &wire.DeleteTopicRequest{Topic: "orders"}); err != nil {
+		t.Fatal(err)
+	}
+	check("gone", as("a"), "orders", first, 0, wire.CodeTopicNotFound)
+	w.topic("orders", 1)
+	if second := route(); second.TopicId != first.TopicId {
+		t.Errorf("ids %d and %d: the test wants one that is used again", first.TopicId, second.TopicId)
+	}
+	check("made again", as("a"), "orders", first, route().Version, wire.CodeOK)
+}
+
 // TestProduceAllocates shows what a send costs: at most two allocations up to the answer.
 func TestProduceAllocates(t *testing.T) {
 	s := &sink{}

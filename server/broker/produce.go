@@ -18,6 +18,7 @@ type produceCall struct {
 	started   time.Time
 	messages  int
 	bytes     int
+	route     uint64 // its version, if the client knows another; else 0
 	response  wire.ProduceResponse
 
 	infos []wire.MessageInfo // scratch of the check
@@ -81,6 +82,10 @@ func (c *produceCall) append(ctx context.Context, r *wire.ProduceRequest, done f
 	}
 	if err := b.take(g, batch.Count(), len(batch)); err != nil {
 		return err
+	}
+	c.route = 0
+	if v := routeVersion(&t); v != r.RouteVersion && r.RouteVersion != 0 {
+		c.route = v
 	}
 	if err := c.store(peer, batch, store.Partition{Topic: t.ID, Incarnation: t.Incarnation, Partition: r.Partition}, done); err != nil {
 		b.giveBack(g, batch.Count(), len(batch))
@@ -154,7 +159,7 @@ func (c *produceCall) onCommit(first index.Index, stored int64, err error) {
 		done(nil, err)
 	} else {
 		b.metrics.produced(c.messages, c.bytes, time.Since(c.started))
-		c.response = wire.ProduceResponse{FirstIndex: uint64(first), StoredNs: stored}
+		c.response = wire.ProduceResponse{FirstIndex: uint64(first), StoredNs: stored, RouteVersion: c.route}
 		done(&c.response, nil)
 	}
 	c.done = nil
