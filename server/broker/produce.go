@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/jmqio/jmq/server/dispatch"
@@ -58,7 +59,7 @@ func (c *produceCall) append(ctx context.Context, r *wire.ProduceRequest, done f
 	if !ok || t.Namespace != peer.Namespace {
 		var err error
 		if t, err = b.topic(peer.Namespace, r.Topic); err != nil {
-			return b.absent(peer, r.Topic, "", err)
+			return b.absent(peer, strings.Clone(r.Topic), "", err)
 		}
 	}
 	g, err := b.granted(peer, &t, dispatch.Queue{Topic: topicKey(&t)}, "")
