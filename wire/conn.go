@@ -609,13 +609,14 @@ func (r *refusal) Error() string { return r.err.Error() }
 
 // linger writes what is queued and lets the peer read it: closing a socket with unread bytes would throw it away.
 func (c *Conn) linger() {
-	ctx, cancel := context.WithTimeout(context.Background(), lingerTime)
+	deadline := time.Now().Add(lingerTime)
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	defer cancel()
 	if c.Written(ctx) != nil {
 		return
 	}
 	half, ok := c.nc.(interface{ CloseWrite() error })
-	if !ok || half.CloseWrite() != nil || c.nc.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
+	if !ok || half.CloseWrite() != nil || c.nc.SetReadDeadline(deadline) != nil {
 		return
 	}
 	b := c.o.Buffers.take(bufferBytesMin)

@@ -133,7 +133,7 @@ func AppendError(b []byte, err error) []byte {
 		b = appendUint(b, 3, uint64(max(1, after.Milliseconds())))
 	}
 	for _, n := range nodes {
-		b = appendText(b, 4, n)
+		b = appendText(b, 4, strings.ToValidUTF8(n[:min(len(n), NameBytesMax)], "?"))
 	}
 	return b
 }
@@ -155,7 +155,7 @@ func ParseError(b []byte) *CodeError {
 		case 3<<3 | varField:
 			e.RetryAfter = time.Duration(uint32(v)) * time.Millisecond
 		case 4<<3 | lenField:
-			if len(e.Nodes) < errorNodesMax {
+			if len(e.Nodes) < errorNodesMax && len(s) > 0 && len(s) <= NameBytesMax {
 				e.Nodes = append(e.Nodes, string(s))
 			}
 		}

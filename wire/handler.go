@@ -2,6 +2,8 @@ package wire
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -23,8 +25,13 @@ type HandlerOptions struct {
 	Features    uint64 // bits that this node understands
 	// KeepAlive is how often a client that has nothing to say pings. Default: 10 s.
 	KeepAlive time.Duration
-	// HelloTimeout is how long a new connection may take for its hello. Default: 5 s.
+	// HelloTimeout is when a new connection is closed that has not said by then who it is: TLS, hello and authentication in all.
+	// The last second of it (or half, of less than 2 s) is for telling it so. Default: 5 s.
 	HelloTimeout time.Duration
+	// Authenticator knows who may come. Nil: everybody may, and is PrincipalLocal.
+	Authenticator Authenticator
+	// UserRole returns the role of a user, which he is told. Default: none.
+	UserRole func(name string) string
 	// RequestsMax and RequestBytesMax bound the requests of a session that are not answered yet, and the bytes of their
 	// frames; at the bound the session is not read. Default: 4096 and 16 MiB (or one frame).
 	RequestsMax, RequestBytesMax int
@@ -56,6 +63,9 @@ func (o HandlerOptions) withDefaults() HandlerOptions {
 	setDefault(&o.ColdMax, 4)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.UserRole == nil {
+		o.UserRole = func(string) string { return "" }
 	}
 	if o.Elsewhere == nil {
 		o.Elsewhere = func(string) []string { return nil }
@@ -102,6 +112,10 @@ type Handler struct {
 	committer Committer // nil: the broker starts commits by itself
 	o         HandlerOptions
 
+	unknownKey [32]byte // makes verifiers of credentials that are not known
+
+	authenticated, authFailed, expelled atomic.Uint64
+
 	panics   atomic.Uint64
 	twice    atomic.Uint64
 	requests [countedCommands]atomic.Uint64
@@ -120,7 +134,9 @@ const (
 // NewHandler returns a handler that serves s.
 func NewHandler(s Services, o HandlerOptions) *Handler {
 	committer, _ := s.Broker.(Committer)
-	return &Handler{services: s, committer: committer, o: o.withDefaults()}
+	h := &Handler{services: s, committer: committer, o: o.withDefaults()}
+	rand.Read(h.unknownKey[:]) // never fails
+	return h
 }
 
 // elsewhere is the answer to a command of a role that this node does not run.
@@ -133,17 +149,25 @@ func (h *Handler) elsewhere(command Command, role string) *CodeError {
 // KeepAlive is what the hello tells clients.
 func (h *Handler) KeepAlive() time.Duration { return h.o.KeepAlive }
 
+// Authenticates says whether peers have to say who they are.
+func (h *Handler) Authenticates() bool { return h.o.Authenticator != nil }
+
 // HandlerMetrics counts since the start.
 type HandlerMetrics struct {
 	Requests map[Command]uint64 // 0: commands that are not known
 	Errors   map[Code]uint64    // answers with a code, and connections ended by one
 	Panics   uint64
 	Twice    uint64 // answers given a second time, and dropped: a defect of the broker
+
+	Authenticated         uint64 // peers that proved who they are, by secret or certificate
+	AuthenticationsFailed uint64 // that did not
+	Expelled              uint64 // sessions ended because their peer's identity was not good any more
 }
 
 // Metrics returns the counts until now.
 func (h *Handler) Metrics() HandlerMetrics {
-	m := HandlerMetrics{Requests: map[Command]uint64{}, Errors: map[Code]uint64{}, Panics: h.panics.Load(), Twice: h.twice.Load()}
+	m := HandlerMetrics{Requests: map[Command]uint64{}, Errors: map[Code]uint64{}, Panics: h.panics.Load(), Twice: h.twice.Load(),
+		Authenticated: h.authenticated.Load(), AuthenticationsFailed: h.authFailed.Load(), Expelled: h.expelled.Load()}
 	for i := range h.requests {
 		if n := h.requests[i].Load(); n > 0 {
 			m.Requests[Command(i)] = n
@@ -168,6 +192,8 @@ type SessionOptions struct {
 	// OnQueued as in ConnOptions, with the session: it sees to s.Conn().Flush() soon. Nil: every answer is flushed at once.
 	OnQueued func(s *Session)
 	Buffers  *Buffers // nil: the session's own
+	// OnOpen is called when it is known who the peer is, after HandlerOptions.OnOpen let it in. Nil: nothing is.
+	OnOpen func()
 }
 
 // Session is one connection at a server, from its hello to its end.
@@ -176,19 +202,21 @@ type SessionOptions struct {
 // like. The other commands may block, and run on up to ColdMax goroutines of the session. A panic in a request is answered, logged and
 // counted; the rest of the session goes on.
 type Session struct {
-	h      *Handler
-	o      SessionOptions
-	conn   *Conn
-	ctx    context.Context // ends with the session; carries the peer after the hello
-	cancel context.CancelFunc
-	names  Names
-	ready  bool        // the hello is done; of the reading goroutine
-	stored bool        // something was stored since the last commit was asked for; of the reading goroutine
-	late   *time.Timer // ends the session when no hello comes
-	peer   atomic.Pointer[Peer]
-	ending atomic.Pointer[CodeError] // why parked requests are ended; nil: they are not
-	begun  time.Time
-	cold   sync.WaitGroup
+	h         *Handler
+	o         SessionOptions
+	conn      *Conn
+	ctx       context.Context // ends with the session; carries the peer after the hello
+	cancel    context.CancelFunc
+	names     Names
+	greeted   *Peer       // of the hello, until the peer is let in; of the reading goroutine
+	handshake *handshake  // the peer has to authenticate itself; of the reading goroutine
+	ready     bool        // the peer was let in; of the reading goroutine
+	stored    bool        // something was stored since the last commit was asked for; of the reading goroutine
+	late      *time.Timer // ends the session when it is not known who the peer is
+	peer      atomic.Pointer[Peer]
+	ending    atomic.Pointer[CodeError] // why parked requests are ended; nil: they are not
+	begun     time.Time
+	cold      sync.WaitGroup
 
 	mu struct {
 		sync.Mutex
@@ -199,7 +227,7 @@ type Session struct {
 		watches  int // those of the parked that are watches; <= watchesMax
 		queue    []coldRequest
 		workers  int
-		draining bool
+		refusing *CodeError    // the answer to what comes now; nil: all is welcome
 		changed  chan struct{} // closed when requests or bytes went down; nil: nobody waits
 	}
 }
@@ -212,6 +240,9 @@ type coldRequest struct {
 // NewSession returns a session on nc, which belongs to it. Serve must be called.
 func (h *Handler) NewSession(nc net.Conn, o SessionOptions) *Session {
 	s := &Session{h: h, o: o, begun: time.Now()}
+	if s.o.OnOpen == nil {
+		s.o.OnOpen = func() {}
+	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.conn = NewConn(nc, ConnOptions{
 		Handler: s.handle, OnQueued: s.queued, OnBatchEnd: func(*Conn) { s.batchEnd() },
@@ -257,12 +288,18 @@ func (s *Session) InFlight() int {
 
 // Serve serves the connection until it ends, and returns why. When it returns nothing of the session runs.
 func (s *Session) Serve() error {
-	s.late = time.AfterFunc(s.h.o.HelloTimeout, func() {
-		err := Errorf(CodeHelloFirst, "no hello within %v", s.h.o.HelloTimeout)
+	within := max(s.h.o.HelloTimeout-lingerTime, s.h.o.HelloTimeout/2)
+	s.late = time.AfterFunc(within, func() {
+		err := Errorf(CodeHelloFirst, "no hello, or no authentication, within %v", within)
 		s.conn.ReplyError(0, CommandHello, err)
 		s.conn.Shut(err)
 	})
-	err := s.conn.Serve()
+	err := s.encrypt()
+	if err == nil {
+		err = s.conn.Serve()
+	} else {
+		s.conn.Close(err)
+	}
 	s.batchEnd()
 	s.late.Stop()
 	if e, ok := asCodeError(err); ok {
@@ -276,28 +313,83 @@ func (s *Session) Serve() error {
 	return err
 }
 
+// encrypt does the handshake of TLS, which late ends.
+func (s *Session) encrypt() error {
+	if t, ok := s.conn.nc.(*tls.Conn); ok {
+		if err := t.Handshake(); err != nil {
+			return &EncryptError{s.conn.RemoteAddr(), err}
+		}
+	}
+	return nil
+}
+
+// EncryptError says that TLS with a peer did not come about.
+type EncryptError struct {
+	Peer net.Addr
+	Err  error
+}
+
+func (e *EncryptError) Error() string { return fmt.Sprintf("TLS with %v: %v", e.Peer, e.Err) }
+func (e *EncryptError) Unwrap() error { return e.Err }
+
 // Drain ends the session in order: new requests are refused with CodeStopping, save acks; those that run are waited for;
 // then parked fetches and watches are ended; then the connection. When ctx ends, it is closed as it is. It returns when Serve can.
 func (s *Session) Drain(ctx context.Context) {
-	s.mu.Lock()
-	s.mu.draining = true
-	s.mu.Unlock()
 	stopping := Errorf(CodeStopping, "%s stops", s.h.o.Broker)
+	s.refuseNew(stopping)
+	if s.peer.Load() == nil {
+		s.conn.Close(stopping) // nothing was promised to it
+		return
+	}
 	err := s.await(ctx, func() bool { return s.mu.requests == s.mu.parked })
-	s.ending.Store(stopping)
+	s.ending.CompareAndSwap(nil, stopping)
 	s.cancel()
+	s.end(ctx, err, stopping)
+}
+
+// Expel ends the session because its peer's identity is not good any more: new requests are refused, parked ones are answered with
+// CodeUnauthenticated, and the rest has expelTime to be answered. Only the first call does anything. It returns when Serve can.
+func (s *Session) Expel() {
+	why := Errorf(CodeUnauthenticated, "the credential expired or was revoked, or its owner is gone")
+	if !s.ending.CompareAndSwap(nil, why) {
+		return
+	}
+	s.h.expelled.Add(1)
+	s.refuseNew(why)
+	s.cancel()
+	ctx, cancel := context.WithTimeout(context.Background(), expelTime)
+	defer cancel()
+	s.end(ctx, nil, why)
+}
+
+const expelTime = time.Second
+
+// Alive says whether the peer's identity, if it was let in, is still good.
+func (s *Session) Alive() bool {
+	p := s.peer.Load()
+	return p == nil || s.h.o.Authenticator == nil || s.h.o.Authenticator.Alive(p.Principal) == nil
+}
+
+func (s *Session) refuseNew(why *CodeError) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.refusing = why
+}
+
+// end waits until all is answered, unless err says that it cannot be, and ends the connection.
+func (s *Session) end(ctx context.Context, err error, why *CodeError) {
 	if err == nil {
 		err = s.await(ctx, func() bool { return s.mu.requests == 0 })
 	}
 	if err == nil {
-		s.conn.ReplyError(0, 0, stopping)
+		s.conn.ReplyError(0, 0, why)
 		err = s.conn.Written(ctx)
 	}
 	if err != nil {
-		s.conn.Close(stopping)
+		s.conn.Close(why)
 		return
 	}
-	s.conn.Shut(stopping)
+	s.conn.Shut(why)
 }
 
 // await waits until good, which is called under s.mu, or until ctx or the connection ends.
@@ -342,8 +434,9 @@ type call struct {
 	ackReply     func(*AckResponse, error)
 }
 
-// begin returns a call for f, after waiting for room among the requests in flight; nil when the connection has ended.
-func (s *Session) begin(f Frame) *call {
+// begin returns a call for f, after waiting for room among the requests in flight; an error is the answer instead. Both nil: the
+// connection has ended.
+func (s *Session) begin(f Frame) (*call, *CodeError) {
 	bytes := frameHeadBytes + len(f.Header) + len(f.Payload)
 	room := func() bool {
 		return s.mu.requests == 0 || s.mu.requests < s.h.o.RequestsMax && s.mu.bytes+bytes <= s.h.o.RequestBytesMax
@@ -353,9 +446,13 @@ func (s *Session) begin(f Frame) *call {
 		s.mu.Unlock()
 		s.batchEnd() // nobody else might, while we wait
 		if s.await(context.Background(), room) != nil {
-			return nil
+			return nil, nil
 		}
 		s.mu.Lock()
+	}
+	if why := s.mu.refusing; why != nil && (f.Command != CommandAck || why.Code != CodeStopping) {
+		s.mu.Unlock()
+		return nil, why
 	}
 	c := s.mu.free
 	if c != nil {
@@ -372,7 +469,7 @@ func (s *Session) begin(f Frame) *call {
 	s.mu.Unlock()
 	c.request, c.command, c.bytes, c.watch = f.Request, f.Command, bytes, false
 	c.answered.Store(false)
-	return c
+	return c, nil
 }
 
 // claim is true for the first answer of a call.
@@ -481,7 +578,11 @@ func (s *Session) handle(c *Conn, f Frame) {
 		s.h.requests[0].Add(1)
 	}
 	if !s.ready {
-		if err := s.hello(f); err != nil {
+		begin := s.hello
+		if s.handshake != nil {
+			begin = s.authenticate
+		}
+		if err := begin(f); err != nil {
 			s.refuse(f, err)
 		}
 		return
@@ -494,15 +595,6 @@ func (s *Session) handle(c *Conn, f Frame) {
 		s.replyMessage(f.Request, f.Command, s.whoAmI())
 		return
 	}
-	s.mu.Lock()
-	draining := s.mu.draining
-	s.mu.Unlock()
-	if draining && f.Command != CommandAck {
-		err := Errorf(CodeStopping, "%s stops", s.h.o.Broker)
-		s.h.countError(err.Code)
-		c.ReplyError(f.Request, f.Command, err)
-		return
-	}
 	if f.Command == CommandFetch && c.QueueBytes() > s.h.o.QueueBytesMax/4 {
 		// The peer reads too slowly for what it asks: we read no more from it before it has its answers.
 		s.batchEnd()
@@ -510,8 +602,12 @@ func (s *Session) handle(c *Conn, f Frame) {
 			return
 		}
 	}
-	call := s.begin(f)
+	call, err := s.begin(f)
 	if call == nil {
+		if err != nil {
+			s.h.countError(err.Code)
+			c.ReplyError(f.Request, f.Command, err)
+		}
 		return
 	}
 	defer s.rescue(call)
@@ -574,22 +670,33 @@ func (s *Session) hello(f Frame) error {
 			return err
 		}
 	}
-	if !s.late.Stop() {
-		return Errorf(CodeHelloFirst, "the hello came too late")
-	}
-	p := &Peer{ClientID: r.ClientId, App: r.App, SDK: r.Sdk, Addr: s.conn.RemoteAddr().String(), Batched: s.h.committer != nil}
-	s.ctx = WithPeer(s.ctx, p)
-	s.conn.SetFrameBytesMax(FrameBytesMax)
-	if err := s.h.o.OnOpen(p); err != nil {
+	if err := checkText("credential", r.Credential, NameBytesMax); err != nil {
 		return err
 	}
-	s.ready = true
-	s.peer.Store(p)
+	s.greeted = &Peer{ClientID: r.ClientId, App: r.App, SDK: r.Sdk, Addr: s.conn.RemoteAddr().String(), Batched: s.h.committer != nil}
+	var who Principal
+	known := s.h.o.Authenticator == nil
+	if !known && r.Credential == "" {
+		var err error
+		if who, known, err = s.certified(); err != nil {
+			return err
+		}
+		if known {
+			s.h.authenticated.Add(1)
+		}
+	}
+	if known {
+		if err := s.open(who); err != nil {
+			return err
+		}
+	} else {
+		s.handshake = new(handshake)
+	}
 	registry := s.h.o.Elsewhere(RoleRegistry)
 	s.replyMessage(f.Request, f.Command, &HelloResponse{
 		Version: FrameVersion, Features: r.Features & s.h.o.Features, Broker: s.h.o.Broker, BrokerGroup: s.h.o.BrokerGroup,
 		Epoch: s.h.o.Epoch, FrameBytesMax: FrameBytesMax, KeepaliveMs: uint32(min(s.h.o.KeepAlive.Milliseconds(), math.MaxUint32)),
-		Roles: s.h.o.Roles, Registry: registry[:min(len(registry), errorNodesMax)],
+		Authenticate: !known, Roles: s.h.o.Roles, Registry: registry[:min(len(registry), errorNodesMax)],
 	})
 	return nil
 }

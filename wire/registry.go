@@ -46,11 +46,6 @@ func (s *Session) whoAmI() *WhoAmIResponse {
 	return &WhoAmIResponse{Identity: s.h.identity(p.Principal), Addr: p.Addr, Node: s.h.o.Broker, Roles: s.h.o.Roles}
 }
 
-// identity is a principal as its peer is told of it.
-func (h *Handler) identity(p Principal) *Identity {
-	return &Identity{Kind: p.Kind.String(), Name: p.Name, Namespace: p.Namespace, Credential: p.Credential, ExpiresNs: p.ExpiresNs}
-}
-
 // checkText judges a text that is kept or shown.
 func checkText(what, s string, bytesMax int) error {
 	if len(s) > bytesMax {

@@ -1,15 +1,20 @@
-// Package listener owns the sockets of a broker: it accepts connections, bounds them, serves each with a wire.Session, drops
-// the silent ones, and sees to it that answers get written (Flusher).
+// Package listener owns the sockets of a node: it accepts connections, encrypts them (Certificates), bounds them, serves each with a
+// wire.Session, drops the silent ones and those whose identity is not good any more, and sees to it that answers get written
+// (Flusher).
 //
 // Goroutines, all of them the Listener's, and Close waits for them: one that accepts (Serve's caller), one that looks for
-// silent clients, and one a connection; a session starts more of its own only while it needs them.
+// silent clients, one that looks for identities that ended if there are any, and one a connection; a session starts more of its own
+// only while it needs them, and one that is expelled has one for that.
 package listener
 
 import (
+	"container/list"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"runtime/debug"
 	"sync"
@@ -21,10 +26,18 @@ import (
 
 // Options are the options of a Listener.
 type Options struct {
-	// Listener is where connections come from; it belongs to the Listener. Its address must be on loopback.
+	// Listener is where connections come from; it belongs to the Listener. Its address must be on loopback, unless the Handler
+	// authenticates peers.
 	Listener net.Listener
 	// Handler serves the connections.
 	Handler *wire.Handler
+	// InsecureWithoutAuthentication lets everybody who reaches the address do everything.
+	InsecureWithoutAuthentication bool
+	// TLS returns the configuration of a new connection (Certificates.Config). Nil: connections are not encrypted.
+	TLS func() *tls.Config
+	// HalfOpenMax bounds the connections of which it is not known yet who the peer is. At the bound nobody is accepted until one
+	// of them gets on; the oldest is closed when it has had halfOpenTime. Default: 2,000.
+	HalfOpenMax int
 	// Flusher is shared with the store (its AfterCommit). Default: one of its own.
 	Flusher *Flusher
 	// ConnectionsMax bounds the open connections; more are answered CodeTooMany and closed. Default: 10,000.
@@ -44,6 +57,9 @@ func (o Options) withDefaults() Options {
 	if o.ConnectionsMax == 0 {
 		o.ConnectionsMax = 10_000
 	}
+	if o.HalfOpenMax == 0 {
+		o.HalfOpenMax = 2_000
+	}
 	if o.BufferBytesMax == 0 {
 		o.BufferBytesMax = 512 << 20
 	}
@@ -53,20 +69,27 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// NotLoopbackError refuses an address that others than this machine could reach.
+// NotLoopbackError refuses an address that others than this machine could reach, where peers need not say who they are.
 type NotLoopbackError struct{ Addr string }
 
 func (e *NotLoopbackError) Error() string {
-	return fmt.Sprintf("%s is not a loopback address, and clients are not authenticated yet: listen on 127.0.0.1 or [::1]", e.Addr)
+	return fmt.Sprintf("%s can be reached from other machines, and peers are not authenticated: listen on 127.0.0.1 or [::1], have them authenticated (auth.required), or accept that everybody may do everything (auth.insecureWithoutAuthentication)", e.Addr)
 }
 
 // Listen opens a TCP listener on addr, a loopback address.
-func Listen(addr string) (net.Listener, error) {
+func Listen(addr string) (net.Listener, error) { return listen(addr, checkLoopback) }
+
+// ListenAnywhere opens a TCP listener on any address. New takes it only if peers are authenticated, or need not be.
+func ListenAnywhere(addr string) (net.Listener, error) {
+	return listen(addr, func(net.Addr) error { return nil })
+}
+
+func listen(addr string, check func(net.Addr) error) (net.Listener, error) {
 	tcp, err := net.ResolveTCPAddr("tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", addr, err)
 	}
-	if err := checkLoopback(tcp); err != nil { // before the port is open
+	if err := check(tcp); err != nil { // before the port is open
 		return nil, err
 	}
 	l, err := net.Listen("tcp", addr)
@@ -88,6 +111,11 @@ const (
 	acceptPauseMax = time.Second
 	refuseTime     = time.Second // for one connection too many to be told so
 	refusalsMax    = 64          // told at the same time; more are just closed
+
+	halfOpenTime = time.Second // that a connection has in any case to say who it is
+	// tlsBytesMax bounds what a peer may send that is not known: a client hello, a chain of certificates, hello, authentication.
+	tlsBytesMax  = 40 << 10
+	recheckEvery = time.Second // for identities that end at a time
 )
 
 // Listener serves the connections of one net.Listener.
@@ -97,13 +125,15 @@ type Listener struct {
 	closing chan struct{}
 	running sync.WaitGroup // sessions, refusals and the one that looks for silent clients
 
-	accepted, refused, acceptErrors, silent, panics atomic.Uint64
-	refusing                                        atomic.Int64
+	accepted, refused, acceptErrors, silent, panics, evicted, tlsErrors atomic.Uint64
+	refusing                                                            atomic.Int64
 
 	mu struct {
 		sync.Mutex
 		closed   bool
 		sessions map[*session]struct{}
+		halfOpen list.List      // of *session, the oldest first: those of which the peer is not known. <= HalfOpenMax
+		room     chan struct{}  // closed when halfOpen became shorter; nil: nobody waits
 		past     wire.ConnStats // sums of the sessions that ended
 	}
 }
@@ -111,7 +141,8 @@ type Listener struct {
 // session is a connection as the listener sees it.
 type session struct {
 	*wire.Session
-	marked marked
+	marked   marked
+	halfOpen *list.Element // in mu.halfOpen; nil: the peer is known. Of mu
 
 	// Of the one that looks for silent clients.
 	read  uint64 // bytes read when it looked last
@@ -120,13 +151,18 @@ type session struct {
 
 // New returns a Listener; an error is a *NotLoopbackError. Serve must be called.
 func New(o Options) (*Listener, error) {
-	if err := checkLoopback(o.Listener.Addr()); err != nil {
-		return nil, err
+	if !o.Handler.Authenticates() && !o.InsecureWithoutAuthentication {
+		if err := checkLoopback(o.Listener.Addr()); err != nil {
+			return nil, err
+		}
 	}
 	l := &Listener{o: o.withDefaults(), closing: make(chan struct{})}
 	l.buffers.BytesMax = l.o.BufferBytesMax
 	l.mu.sessions = make(map[*session]struct{})
 	l.running.Go(l.watchSilence)
+	if o.Handler.Authenticates() {
+		l.running.Go(l.watchIdentities)
+	}
 	return l, nil
 }
 
@@ -146,6 +182,7 @@ func (l *Listener) Serve() error {
 			}
 			pause = 0
 			l.accepted.Add(1)
+			l.makeRoom()
 			l.open(nc)
 			continue
 		}
@@ -186,13 +223,88 @@ func (l *Listener) open(nc net.Conn) {
 		return
 	}
 	s := new(session)
+	var bound *boundConn
+	if l.o.TLS != nil {
+		bound = &boundConn{Conn: nc}
+		bound.left.Store(tlsBytesMax)
+		nc = tls.Server(bound, l.o.TLS())
+	}
 	s.Session = l.o.Handler.NewSession(nc, wire.SessionOptions{
 		Buffers: &l.buffers, OnQueued: func(*wire.Session) { l.o.Flusher.mark(&s.marked) },
+		OnOpen: func() {
+			if bound != nil {
+				bound.left.Store(math.MaxInt64)
+			}
+			l.known(s)
+		},
 	})
 	s.marked.flush = s.Conn().Flush
 	l.mu.sessions[s] = struct{}{}
+	s.halfOpen = l.mu.halfOpen.PushBack(s)
 	l.mu.Unlock()
 	go l.serve(s)
+}
+
+// known takes a session out of those of which the peer is not known.
+func (l *Listener) known(s *session) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s.halfOpen == nil {
+		return
+	}
+	l.mu.halfOpen.Remove(s.halfOpen)
+	s.halfOpen = nil
+	if l.mu.room != nil {
+		close(l.mu.room)
+		l.mu.room = nil
+	}
+}
+
+// makeRoom waits while too many connections are half open. When thousands of clients connect at once none is thrown out for that:
+// the others wait in the kernel's queue. Whoever opens connections and says nothing loses them after halfOpenTime.
+func (l *Listener) makeRoom() {
+	for {
+		l.mu.Lock()
+		if l.mu.halfOpen.Len() < l.o.HalfOpenMax || l.mu.closed {
+			l.mu.Unlock()
+			return
+		}
+		oldest := l.mu.halfOpen.Front().Value.(*session)
+		wait := halfOpenTime - time.Since(oldest.Begun())
+		if wait > 0 {
+			if l.mu.room == nil {
+				l.mu.room = make(chan struct{})
+			}
+			room := l.mu.room
+			l.mu.Unlock()
+			timer := time.NewTimer(wait)
+			select {
+			case <-room:
+			case <-timer.C:
+			case <-l.closing:
+			}
+			timer.Stop()
+			continue
+		}
+		l.mu.Unlock()
+		l.evicted.Add(1)
+		oldest.Conn().Close(wire.Errorf(wire.CodeTooMany, "%d connections are open that have not said whose they are", l.o.HalfOpenMax))
+		l.known(oldest)
+	}
+}
+
+// boundConn ends a connection of which too much was read. It is under TLS, which keeps what it has not understood yet.
+type boundConn struct {
+	net.Conn
+	left atomic.Int64
+}
+
+func (c *boundConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.left.Load() != math.MaxInt64 && c.left.Add(-int64(n)) < 0 {
+		return 0, fmt.Errorf("more than %d bytes of a peer that is not known", tlsBytesMax)
+	}
+	return n, err
 }
 
 // refuse tells one connection too many so, if it can be done without keeping many of them.
@@ -200,7 +312,7 @@ func (l *Listener) refuse(nc net.Conn) {
 	defer l.running.Done()
 	defer nc.Close()
 	defer l.refusing.Add(-1)
-	if l.refusing.Add(1) > refusalsMax || nc.SetDeadline(time.Now().Add(refuseTime)) != nil {
+	if l.refusing.Add(1) > refusalsMax || l.o.TLS != nil /* the client would not understand */ || nc.SetDeadline(time.Now().Add(refuseTime)) != nil {
 		return
 	}
 	err := wire.Errorf(wire.CodeTooMany, "%d connections are open", l.o.ConnectionsMax)
@@ -229,13 +341,17 @@ func (l *Listener) serve(s *session) {
 			l.o.Logger.Error("a session panicked", "peer", s.Conn().RemoteAddr(), "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			s.Conn().Close(wire.Errorf(wire.CodeInternal, "panic: %v", v))
 		}
+		l.known(s)
 		stats := s.Conn().Stats()
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		delete(l.mu.sessions, s)
 		addStats(&l.mu.past, stats)
 	}()
-	s.Serve() // why it ended is counted by the handler; what a peer can cause is not logged
+	err := s.Serve() // why it ended is counted by the handler; what a peer can cause is not logged
+	if _, ok := errors.AsType[*wire.EncryptError](err); ok {
+		l.tlsErrors.Add(1)
+	}
 }
 
 func addStats(sum *wire.ConnStats, s wire.ConnStats) {
@@ -278,6 +394,35 @@ func (l *Listener) watchSilence() {
 				s.Conn().Close(wire.Errorf(wire.CodeTimeout, "nothing came for %v", 3*every))
 			}
 		}
+	}
+}
+
+// watchIdentities looks for identities that ended by time.
+func (l *Listener) watchIdentities() {
+	tick := time.NewTicker(recheckEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			l.Recheck()
+		case <-l.closing:
+			return
+		}
+	}
+}
+
+// Recheck ends the sessions whose peers' identities are not good any more (wire.Session.Expel). It is called after each change of
+// metadata, and does not wait for the sessions.
+func (l *Listener) Recheck() {
+	for _, s := range l.list() {
+		if s.Alive() {
+			continue
+		}
+		l.mu.Lock()
+		if _, open := l.mu.sessions[s]; open { // Close waits for its goroutine still, and so for this one
+			l.running.Go(s.Expel)
+		}
+		l.mu.Unlock()
 	}
 }
 
@@ -334,6 +479,9 @@ type Metrics struct {
 	Refused      uint64 // one too many
 	Silent       uint64 // closed because nothing came
 	AcceptErrors uint64
+	HalfOpen     int    // open, of which it is not known who the peer is
+	Evicted      uint64 // closed because too many were half open
+	TLSErrors    uint64 // connections whose encryption could not be agreed on
 	InFlight     int
 	QueueBytes   int // answers that wait to be written
 	Buffers      wire.BuffersMetrics
@@ -345,6 +493,8 @@ type Metrics struct {
 	Errors   map[wire.Code]uint64
 	Panics   uint64
 	Twice    uint64 // answers given twice
+
+	Authenticated, AuthenticationsFailed, Expelled uint64 // as wire.HandlerMetrics
 }
 
 // Metrics returns the counts until now.
@@ -353,6 +503,8 @@ func (l *Listener) Metrics() Metrics {
 	m := Metrics{
 		Accepted: l.accepted.Load(), Refused: l.refused.Load(), Silent: l.silent.Load(), AcceptErrors: l.acceptErrors.Load(),
 		Buffers: l.buffers.Metrics(), Requests: h.Requests, Errors: h.Errors, Panics: h.Panics + l.panics.Load(), Twice: h.Twice,
+		Evicted: l.evicted.Load(), TLSErrors: l.tlsErrors.Load(),
+		Authenticated: h.Authenticated, AuthenticationsFailed: h.AuthenticationsFailed, Expelled: h.Expelled,
 	}
 	if m.Refused > 0 {
 		m.Errors[wire.CodeTooMany] += m.Refused
@@ -361,6 +513,7 @@ func (l *Listener) Metrics() Metrics {
 	defer l.mu.Unlock()
 	sum := l.mu.past
 	m.Connections = len(l.mu.sessions)
+	m.HalfOpen = l.mu.halfOpen.Len()
 	for s := range l.mu.sessions {
 		stats := s.Conn().Stats()
 		addStats(&sum, stats)

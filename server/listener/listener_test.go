@@ -456,7 +456,7 @@ func TestLargeFrames(t *testing.T) {
 	}
 }
 
-// TestHelloTimeout shows that a connection that says nothing, or half a hello in drops, is closed after 5 s.
+// TestHelloTimeout shows that a connection that says nothing, or half a hello in drops, is told so after 4 s, and closed.
 func TestHelloTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pl := newPipeListener()
@@ -489,7 +489,7 @@ func TestHelloTimeout(t *testing.T) {
 		for range 2 {
 			e := <-ends
 			f, _, _ := wire.ParseFrame(e.b, wire.HelloBytesMax)
-			if e.err != nil || e.took != 5*time.Second || f.Kind != wire.KindError || wire.ParseError(f.Header).Code != wire.CodeHelloFirst {
+			if e.err != nil || e.took != 4*time.Second || f.Kind != wire.KindError || wire.ParseError(f.Header).Code != wire.CodeHelloFirst {
 				t.Errorf("closed after %v: %q %v", e.took, e.b, e.err)
 			}
 		}
