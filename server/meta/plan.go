@@ -47,7 +47,7 @@ func (s *Snapshot) Plan(c Change, now time.Time) (next *Snapshot, changed []*Obj
 		return s, nil, nil, nil, nil
 	}
 	next = s.Next(p.v, p.changed)
-	if err := check(s, next, p.changed); err != nil {
+	if err := check(s, next, p.changed, now); err != nil {
 		return nil, nil, nil, nil, err
 	}
 	for _, o := range p.changed {
@@ -219,6 +219,13 @@ func (p *plan) fill(k Key, spec Spec, before *Object) Spec {
 			n.ID, n.Last = old.ID, old.Last
 		}
 		return &n
+	case *Credential:
+		// Who reads one sees no verifier, and may still write back what he read.
+		if before != nil && len(v.Salt) == 0 && v.Iterations == 0 && len(v.StoredKey) == 0 && len(v.ServerKey) == 0 {
+			c, old := *v, before.Spec.(*Credential)
+			c.Salt, c.Iterations, c.StoredKey, c.ServerKey = old.Salt, old.Iterations, old.StoredKey, old.ServerKey
+			return &c
+		}
 	case *Topic:
 		t := *v
 		if before != nil {
@@ -353,7 +360,7 @@ func (p *plan) choose() []string {
 }
 
 // check holds what objects say of each other: next is what a change makes of s.
-func check(s, next *Snapshot, changed []*Object) error {
+func check(s, next *Snapshot, changed []*Object, now time.Time) error {
 	gone := map[Key]bool{}
 	for _, o := range changed {
 		if o.Spec == nil {
@@ -387,8 +394,8 @@ func check(s, next *Snapshot, changed []*Object) error {
 				return wire.Errorf(wire.CodeInvalid, "%s is approved but %s is not granted: write it in the same change", o.Key, v.asks(o.Namespace))
 			}
 		case *Credential:
-			if before == nil {
-				if err := credentials(next, v); err != nil {
+			if before == nil && v.goodAt(now) {
+				if err := credentials(next, v, now); err != nil {
 					return err
 				}
 			}
@@ -513,17 +520,21 @@ func quota(s, next *Snapshot, ns string) error {
 	return nil
 }
 
+// goodAt says whether a credential is neither revoked nor expired.
+func (c *Credential) goodAt(now time.Time) bool {
+	return !c.Revoked && (c.Expires.IsZero() || c.Expires.After(now))
+}
+
 // credentials refuses more credentials of one owner than are needed to change over from one to the next.
-func credentials(next *Snapshot, c *Credential) error {
+func credentials(next *Snapshot, c *Credential, now time.Time) error {
 	n := 0
 	for o := range next.All(KindCredential) {
-		if v := o.Spec.(*Credential); v.OwnerKind == c.OwnerKind && v.Owner == c.Owner && v.Namespace == c.Namespace && !v.Revoked &&
-			(v.Expires.IsZero() || v.Expires.After(c.IssuedAt)) {
+		if v := o.Spec.(*Credential); v.OwnerKind == c.OwnerKind && v.Owner == c.Owner && v.Namespace == c.Namespace && v.goodAt(now) {
 			n++
 		}
 	}
 	if n > CredentialsMax {
-		return wire.Errorf(wire.CodeInvalid, "%s %s has %d credentials that are good: revoke one first", c.OwnerKind, c.Owner, n-1)
+		return wire.Errorf(wire.CodeInvalid, "%s %s would have %d credentials that are good, at most %d are allowed: revoke one first", c.OwnerKind, c.Owner, n, CredentialsMax)
 	}
 	return nil
 }

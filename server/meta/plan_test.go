@@ -279,8 +279,18 @@ func TestFinal(t *testing.T) {
 	refuse("request open is approved but producer t/a is not granted: write it in the same change", write(KindRequest, "open", approved))
 	plannedOf(t, s, write(KindRequest, "open", approved), write(KindProducer, "t/a", &Producer{}))
 	refuse("nobody decides on what was asked for by the same", write(KindRequest, "open", &Request{Topic: "t", App: "a", Right: RightProduce, RequestedBy: "user u", State: RequestRefused, DecidedBy: "user u"}))
-	refuse("node n has 2 credentials that are good: revoke one first", write(KindCredential, "c2", good), write(KindCredential, "c3", good))
+	refuse("node n would have 3 credentials that are good, at most 2 are allowed: revoke one first", write(KindCredential, "c2", good), write(KindCredential, "c3", good))
 	plannedOf(t, s, write(KindCredential, "good", cred(func(c *Credential) { c.Revoked = true })), write(KindCredential, "c2", good), write(KindCredential, "c3", good))
+
+	plannedOf(t, s, write(KindCredential, "c2", good), write(KindCredential, "c3", cred(func(c *Credential) { c.Expires = time.Unix(1e9, 0) })), write(KindCredential, "c4", cred(func(c *Credential) { c.Revoked = true })))
+
+	// What was read without its verifier can be written back.
+	read := *Redact(good).(*Credential)
+	read.Revoked = true
+	n, _ := plannedOf(t, s, write(KindCredential, "good", &read))
+	if c := n.Credential("good"); !c.Revoked || !bytes.Equal(c.StoredKey, good.StoredKey) || c.Iterations != good.Iterations {
+		t.Errorf("%+v", c)
+	}
 
 	s, _ = plannedOf(t, s, write(KindNamespace, NamespaceDefault, &Namespace{TopicsMax: 2, AppsMax: 1}))
 	refuse("namespace default would have 2 apps, at most 1 are allowed", write(KindApp, "b", &App{}))

@@ -84,11 +84,10 @@ func (s *Snapshot) MayRead(who Subject, k Key) error {
 	if err := s.alive(&who.Principal); err != nil {
 		return err
 	}
-	o := s.Get(k)
-	if o == nil {
-		o = &Object{Key: k}
+	if s.roles(&who.Principal)&look != 0 { // of each row; so listing for these looks at no relations
+		return nil
 	}
-	if s.relations(&who.Principal, o.Key, o.Spec)&rowOf(k.Kind, o.Spec).read == 0 && !(o.Spec == nil && s.roles(&who.Principal)&look != 0) {
+	if o := s.Get(k); o == nil || s.relations(&who.Principal, k, o.Spec)&rowOf(k.Kind, o.Spec).read == 0 {
 		return forbidden(&who, "may not see %s", k)
 	}
 	return nil

@@ -25,12 +25,12 @@ type change struct {
 	version Version
 	objects []*Object
 	before  *change
-	length  int // of the chain from here
+	weight  int // of the chain from here: one for each change but the one where it ends, and one for each object
 }
 
 const (
-	// changesMax bounds the chain of changes; it is cut to half of that.
-	changesMax = 8192
+	// changesMax bounds the weight of the chain of changes; it is cut to about half of that.
+	changesMax = 16384
 	// goneMax bounds what is kept of deleted objects; the older half goes, and floor rises.
 	goneMax = 8192
 )
@@ -55,8 +55,8 @@ func NewSnapshot(g Generation, v, floor Version, objects []*Object) *Snapshot {
 func (s *Snapshot) Next(v Version, objects []*Object) *Snapshot {
 	n := *s
 	n.Version = v
-	n.log = &change{version: v, objects: slices.Clone(objects), before: s.log, length: s.log.length + 1}
-	if n.log.length > changesMax {
+	n.log = &change{version: v, objects: slices.Clone(objects), before: s.log, weight: s.log.weight + 1 + len(objects)}
+	if n.log.weight > changesMax {
 		n.log = n.log.newest(changesMax / 2)
 	}
 	n.put(objects, &owned{})
@@ -66,18 +66,18 @@ func (s *Snapshot) Next(v Version, objects []*Object) *Snapshot {
 	return &n
 }
 
-// newest returns a chain of the n newest changes of the one from c.
-func (c *change) newest(n int) *change {
-	all := make([]change, n)
-	for i := range all {
-		all[i] = change{version: c.version, objects: c.objects, length: n - 1 - i}
-		if i > 0 {
-			all[i-1].before = &all[i]
-		}
-		c = c.before
+// newest returns a chain of the newest changes of the one from c, of at most that weight.
+func (c *change) newest(weight int) *change {
+	floor := c.weight - weight
+	var kept []*change
+	for ; c.before != nil && c.before.weight >= floor; c = c.before {
+		kept = append(kept, c)
 	}
-	all[n-1].objects = nil // where the chain ends, only the version counts
-	return &all[0]
+	n := &change{version: c.version} // where the chain ends, only the version counts
+	for _, k := range slices.Backward(kept) {
+		n = &change{version: k.version, objects: k.objects, before: n, weight: n.weight + 1 + len(k.objects)}
+	}
+	return n
 }
 
 // forget drops the older half of what was deleted.
@@ -161,14 +161,14 @@ func (s *Snapshot) Since(v Version) (changed []*Object, ok bool) {
 		return nil, false
 	}
 	c := s.log
-	for ; c != nil && c.version > v && c.length > 0; c = c.before {
+	for ; c.version > v && c.before != nil; c = c.before {
 		for _, o := range c.objects {
 			if o.Revision > v && s.now(o.Key) == o { // else it changed again
 				changed = append(changed, o)
 			}
 		}
 	}
-	if c != nil && c.version > v { // the chain does not reach back so far
+	if c.version > v { // the chain does not reach back so far
 		changed = changed[:0]
 		for o := range s.everything() {
 			if o.Revision > v {

@@ -129,12 +129,22 @@ func TestSnapshotBounds(t *testing.T) {
 	if changed, ok := s.Since(late); !ok || len(changed) != 1 || changed[0].Key != appKey(goneMax) {
 		t.Fatalf("since version %d: %v, %v", late, changed, ok)
 	}
-	length := 0
+	weight := 0
 	for c := s.log; c.before != nil; c = c.before {
-		length++
+		weight += 1 + len(c.objects)
 	}
-	if length > changesMax {
-		t.Fatalf("%d changes are kept", length)
+	if weight != s.log.weight || weight > changesMax || weight < changesMax/4 {
+		t.Fatalf("changes of weight %d are kept, as they say %d", weight, s.log.weight)
+	}
+	// One change of more than is kept.
+	var many []*Object
+	for i := range changesMax + 1 {
+		many = append(many, &Object{Key: appKey(i), Revision: s.Version + 1, Spec: &App{}})
+	}
+	before := s
+	s = s.Next(s.Version+1, many)
+	if changed, ok := s.Since(before.Version); !ok || len(changed) != len(many) || s.log.weight > changesMax {
+		t.Fatalf("since version %d: %d, %v", before.Version, len(changed), ok)
 	}
 }
 
