@@ -113,7 +113,11 @@ func (c *Client) CreateTopic(ctx context.Context, name string, partitions int, o
 	if len(opts) > 0 {
 		r.Settings = o.settings
 	}
-	return c.cluster.call(ctx, opCreate, name, repeatAlways, wire.CommandCreateTopic, r, new(wire.CreateTopicResponse))
+	err = c.cluster.call(ctx, opCreate, name, repeatAlways, wire.CommandCreateTopic, r, new(wire.CreateTopicResponse))
+	if err == nil {
+		c.forget(name)
+	}
+	return err
 }
 
 // AlterTopic changes what the options name and nothing else, and returns the topic as it is then.
@@ -127,7 +131,7 @@ func (c *Client) AlterTopic(ctx context.Context, name, reason string, opts ...To
 	if err := c.cluster.call(ctx, opAlter, name, repeatAlways, wire.CommandAlterTopic, r, &out); err != nil {
 		return Topic{}, err
 	}
-	c.topic(name).route.Store(nil)
+	c.forget(name)
 	return topicOf(out.Topic), nil
 }
 
@@ -136,7 +140,7 @@ func (c *Client) DeleteTopic(ctx context.Context, name, reason string) error {
 	r := &wire.DeleteTopicRequest{Topic: name, Reason: reason}
 	err := c.cluster.call(ctx, opDelete, name, repeatUnsent, wire.CommandDeleteTopic, r, new(wire.DeleteTopicResponse))
 	if err == nil {
-		c.topic(name).route.Store(nil)
+		c.forget(name)
 	}
 	return err
 }
@@ -160,29 +164,33 @@ type TopicDescription struct {
 
 // TopicPartition is what a partition holds: messages [First, End).
 type TopicPartition struct {
+	BrokerGroup    string
 	Partition      uint16
 	First, End     uint64
 	Bytes          uint64    // of stored batches, about
 	Oldest, Newest time.Time // when the first and the last message were stored; zero: there is none
 }
 
-// DescribeTopic returns a topic with what it holds.
+// DescribeTopic returns a topic with what it holds, at all its broker groups. With an error it still returns what some of them
+// answered; so do GroupLag, ListGroups and SeekGroup.
 func (c *Client) DescribeTopic(ctx context.Context, name string) (TopicDescription, error) {
-	var r wire.DescribeTopicResponse
-	if err := c.cluster.call(ctx, opDescribe, name, repeatAlways, wire.CommandDescribeTopic, &wire.DescribeTopicRequest{Topic: name}, &r); err != nil {
+	r, err := c.cluster.describeTopic(ctx, &wire.DescribeTopicRequest{Topic: name},
+		repeating[wire.DescribeTopicRequest, wire.DescribeTopicResponse](opDescribe, name, repeatAlways, wire.CommandDescribeTopic))
+	if r == nil {
 		return TopicDescription{}, err
 	}
 	return TopicDescription{
 		Topic: topicOf(r.Topic), Groups: r.Groups, Effective: settingsOf(r.Effective),
 		Partitions: collect(r.Partitions, func(p *wire.TopicPartition) TopicPartition {
-			return TopicPartition{uint16(p.Partition), p.First, p.End, p.Bytes, timeOf(p.OldestNs), timeOf(p.NewestNs)}
+			return TopicPartition{p.BrokerGroup, uint16(p.Partition), p.First, p.End, p.Bytes, timeOf(p.OldestNs), timeOf(p.NewestNs)}
 		}),
-	}, nil
+	}, err
 }
 
 // PartitionLag is where a group stands in one partition.
 type PartitionLag struct {
 	Group       string
+	BrokerGroup string
 	Partition   uint16
 	First, End  uint64    // what the partition holds: [First, End)
 	AckOffset   uint64    // everything below it is consumed
@@ -199,17 +207,15 @@ type PartitionLag struct {
 
 // GroupLag returns where a group, or with group empty every group, stands on a topic.
 func (c *Client) GroupLag(ctx context.Context, topic, group string) ([]PartitionLag, error) {
-	var r wire.GroupLagResponse
-	if err := c.cluster.call(ctx, opLag, topic, repeatAlways, wire.CommandGroupLag, &wire.GroupLagRequest{Topic: topic, Group: group}, &r); err != nil {
-		return nil, err
-	}
+	r, err := c.cluster.groupLag(ctx, &wire.GroupLagRequest{Topic: topic, Group: group},
+		repeating[wire.GroupLagRequest, wire.GroupLagResponse](opLag, topic, repeatAlways, wire.CommandGroupLag))
 	return collect(r.Partitions, func(p *wire.GroupPartition) PartitionLag {
 		return PartitionLag{
-			Group: p.Group, Partition: uint16(p.Partition), First: p.First, End: p.End, AckOffset: p.AckOffset, Consumed: p.Consumed, Lag: p.Lag,
+			Group: p.Group, BrokerGroup: p.BrokerGroup, Partition: uint16(p.Partition), First: p.First, End: p.End, AckOffset: p.AckOffset, Consumed: p.Consumed, Lag: p.Lag,
 			Leased: p.Leased, Leases: int(p.Leases), Member: p.Member, Expired: p.Expired, AttemptsMax: int(p.AttemptsMax), Oldest: timeOf(p.OldestNs),
 			Generation: p.Generation,
 		}
-	}), nil
+	}), err
 }
 
 // GroupPolicy is how a topic is given to a group. The zero value is the default: one lease a partition at a time, which keeps
@@ -219,9 +225,10 @@ type GroupPolicy struct {
 	Window   int  // with Parallel: how many of a partition may be in flight, at most half of them with one member; 0: 2000
 }
 
-// GroupSummary is where a group stands on a topic as a whole.
+// GroupSummary is where a group stands on a topic as a whole, at one broker group.
 type GroupSummary struct {
 	Topic, Group string
+	BrokerGroup  string
 	Policy       GroupPolicy
 	Partitions   int
 	Lag, Leased  uint64
@@ -240,20 +247,18 @@ type GroupReset struct {
 
 // ListGroups returns the groups of a topic, or with topic empty of all; with group not empty only that one.
 func (c *Client) ListGroups(ctx context.Context, topic, group string) ([]GroupSummary, error) {
-	var r wire.ListGroupsResponse
-	if err := c.cluster.call(ctx, opGroups, topic, repeatAlways, wire.CommandListGroups, &wire.ListGroupsRequest{Topic: topic, Group: group}, &r); err != nil {
-		return nil, err
-	}
+	r, err := c.cluster.listGroups(ctx, &wire.ListGroupsRequest{Topic: topic, Group: group},
+		repeating[wire.ListGroupsRequest, wire.ListGroupsResponse](opGroups, topic, repeatAlways, wire.CommandListGroups))
 	return collect(r.Groups, func(g *wire.GroupSummary) GroupSummary {
 		s := GroupSummary{
-			Topic: g.Topic, Group: g.Group, Policy: policyOf(g.Policy), Partitions: int(g.Partitions), Lag: g.Lag, Leased: g.Leased,
+			Topic: g.Topic, Group: g.Group, BrokerGroup: g.BrokerGroup, Policy: policyOf(g.Policy), Partitions: int(g.Partitions), Lag: g.Lag, Leased: g.Leased,
 			Members: int(g.Members), Waiting: int(g.Waiting), Active: timeOf(g.ActiveNs), Abandoned: g.Abandoned,
 		}
 		if g.LastReset != nil {
 			s.LastReset = &GroupReset{timeOf(g.LastReset.TimeNs), g.LastReset.Who, g.LastReset.Reason}
 		}
 		return s
-	}), nil
+	}), err
 }
 
 // SeekTo says where a group is moved to.
@@ -274,12 +279,15 @@ type Seek struct {
 	Index      uint64
 	Shift      int64
 	Partitions []uint16 // empty: all
-	DryRun     bool     // only say what would be
-	Reason     string
+	// BrokerGroup is where; empty: everywhere. What is not the same there (Index) wants one.
+	BrokerGroup string
+	DryRun      bool // only say what would be
+	Reason      string
 }
 
 // PartitionSeek is what a Seek did in one partition, or would do.
 type PartitionSeek struct {
+	BrokerGroup    string
 	Partition      uint16
 	First, End     uint64
 	From, To       uint64 // where the group stood, and stands
@@ -305,13 +313,10 @@ func (c *Client) SeekGroup(ctx context.Context, topic, group string, s Seek) ([]
 	if s.DryRun {
 		again = repeatAlways
 	}
-	var out wire.SeekGroupResponse
-	if err := c.cluster.call(ctx, opSeek, topic, again, wire.CommandSeekGroup, r, &out); err != nil {
-		return nil, err
-	}
+	out, err := c.cluster.seekGroup(ctx, r, s.BrokerGroup, repeating[wire.SeekGroupRequest, wire.SeekGroupResponse](opSeek, topic, again, wire.CommandSeekGroup))
 	return collect(out.Partitions, func(p *wire.SeekPartition) PartitionSeek {
-		return PartitionSeek{uint16(p.Partition), p.First, p.End, p.From, p.To, p.LagFrom, p.LagTo, p.Generation, p.Cut}
-	}), nil
+		return PartitionSeek{p.BrokerGroup, uint16(p.Partition), p.First, p.End, p.From, p.To, p.LagFrom, p.LagTo, p.Generation, p.Cut}
+	}), err
 }
 
 // AlterGroup sets how a topic is given to a group, and returns that with the defaults put in.
@@ -320,9 +325,9 @@ func (c *Client) AlterGroup(ctx context.Context, topic, group string, p GroupPol
 	if err != nil {
 		return GroupPolicy{}, invalid(opPolicy, topic, err)
 	}
-	var out wire.AlterGroupResponse
 	r := &wire.AlterGroupRequest{Topic: topic, Group: group, Policy: w, Reason: reason}
-	if err := c.cluster.call(ctx, opPolicy, topic, repeatAlways, wire.CommandAlterGroup, r, &out); err != nil {
+	out, err := c.cluster.alterGroup(ctx, r, repeating[wire.AlterGroupRequest, wire.AlterGroupResponse](opPolicy, topic, repeatAlways, wire.CommandAlterGroup))
+	if err != nil {
 		return GroupPolicy{}, err
 	}
 	return policyOf(out.Policy), nil
@@ -332,7 +337,8 @@ func (c *Client) AlterGroup(ctx context.Context, topic, group string, p GroupPol
 // ErrMembers, unless force.
 func (c *Client) RemoveGroup(ctx context.Context, topic, group, reason string, force bool) error {
 	r := &wire.RemoveGroupRequest{Topic: topic, Group: group, Force: force, Reason: reason}
-	return c.cluster.call(ctx, opRemove, topic, repeatUnsent, wire.CommandRemoveGroup, r, new(wire.RemoveGroupResponse))
+	_, err := c.cluster.removeGroup(ctx, r, repeating[wire.RemoveGroupRequest, wire.RemoveGroupResponse](opRemove, topic, repeatUnsent, wire.CommandRemoveGroup))
+	return err
 }
 
 // GapReason says why messages are not there.
@@ -345,11 +351,12 @@ const (
 
 // Peek says which messages of a partition are to be read.
 type Peek struct {
-	Partition uint16
-	Index     uint64
-	Time      time.Time // not zero: from the first message stored at or after it, instead of Index
-	Messages  int       // at most; 0: 1
-	Bytes     int       // at most, but one message; 0: 1 MiB
+	BrokerGroup string // empty: the first of the topic's
+	Partition   uint16
+	Index       uint64
+	Time        time.Time // not zero: from the first message stored at or after it, instead of Index
+	Messages    int       // at most; 0: 1
+	Bytes       int       // at most, but one message; 0: 1 MiB
 }
 
 // Peeked is what a partition holds at [From, To). Without Gap that are Messages; with it they cannot be read any more.
@@ -375,16 +382,20 @@ func (c *Client) Peek(ctx context.Context, topic string, p Peek) (Peeked, error)
 	}
 	r := &wire.PeekRequest{Topic: topic, Partition: uint32(p.Partition), Index: p.Index, TimeNs: nanos(p.Time), MessagesMax: uint32(p.Messages), BytesMax: uint32(p.Bytes)}
 	var out wire.PeekResponse
-	if err := c.cluster.call(ctx, opPeek, topic, repeatAlways, wire.CommandPeek, r, &out); err != nil {
-		return Peeked{}, err
+	at, err := c.cluster.locatedAt(ctx, topic, p.BrokerGroup)
+	if err == nil {
+		err = at.call(ctx, opPeek, topic, repeatAlways, wire.CommandPeek, r, &out)
+	}
+	if err != nil {
+		return Peeked{}, newError(opPeek, topic, int(p.Partition), "", err)
 	}
 	got := Peeked{From: out.From, To: out.To, First: out.First, End: out.End, Gap: GapReason(out.Gap)}
 	if got.Gap != 0 {
 		return got, nil
 	}
-	err := c.readBatches(out.Batches, out.From, out.To, func(index uint64, stored time.Time, m wire.Message) {
+	err = c.readBatches(out.Batches, out.From, out.To, func(index uint64, stored time.Time, m wire.Message) {
 		got.Messages = append(got.Messages, StoredMessage{
-			Message: messageOf(topic, &p.Partition, m), Index: index, BornAt: time.Unix(0, m.BornNs), StoredAt: stored,
+			Message: messageOf(topic, at.group(), &p.Partition, m), Index: index, BornAt: time.Unix(0, m.BornNs), StoredAt: stored,
 		})
 	})
 	if err != nil {
@@ -433,9 +444,9 @@ func (c *Client) readBatches(batches []byte, from, to uint64, each func(index ui
 	return nil
 }
 
-func messageOf(topic string, partition *uint16, m wire.Message) Message {
+func messageOf(topic, brokerGroup string, partition *uint16, m wire.Message) Message {
 	return Message{
-		Topic: topic, ID: ulid.ULID(m.ID).String(), Key: m.Key, OrderKey: m.OrderKey, Tag: m.Tag, Headers: m.Headers, Body: m.Body, Flag: m.Flag,
+		Topic: topic, BrokerGroup: brokerGroup, ID: ulid.ULID(m.ID).String(), Key: m.Key, OrderKey: m.OrderKey, Tag: m.Tag, Headers: m.Headers, Body: m.Body, Flag: m.Flag,
 		Priority: m.Priority, Partition: partition,
 	}
 }
@@ -484,7 +495,8 @@ type StoreHole struct {
 	Messages uint64 // that were in it, as far as is known
 }
 
-// StoreUsage returns what lies on the broker's disks and why it is still there. holdsMax bounds Holds; 0: 20.
+// StoreUsage returns what lies on a broker's disks and why it is still there: of the one at home, or one that it names. Of
+// another one, Cluster.Group says it. holdsMax bounds Holds; 0: 20.
 func (c *Client) StoreUsage(ctx context.Context, holdsMax int) (StoreUsage, error) {
 	if err := between("StoreUsage: holdsMax", holdsMax, 0, math.MaxInt32); err != nil {
 		return StoreUsage{}, invalid(opUsage, "", err)

@@ -127,7 +127,7 @@ func TestAdmin(t *testing.T) {
 			&wire.DescribeTopicRequest{Topic: "orders"},
 			&wire.DescribeTopicResponse{Topic: topic, Groups: []string{"pay"}, Effective: &wire.TopicSettings{RetentionMs: new(int64(1000))},
 				Partitions: []*wire.TopicPartition{{Partition: 1, First: 2, End: 3, Bytes: 4, OldestNs: at.UnixNano()}}},
-			TopicDescription{plain, []TopicPartition{{1, 2, 3, 4, at, time.Time{}}}, []string{"pay"}, TopicSettings{Retention: time.Second}},
+			TopicDescription{plain, []TopicPartition{{"", 1, 2, 3, 4, at, time.Time{}}}, []string{"pay"}, TopicSettings{Retention: time.Second}},
 		},
 		"groups": {
 			func(c *Client) (any, error) { return c.ListGroups(ctx, "orders", "") },
@@ -137,7 +137,7 @@ func TestAdmin(t *testing.T) {
 					ActiveNs: at.UnixNano(), Abandoned: true, LastReset: &wire.GroupReset{TimeNs: at.UnixNano(), Who: "me", Reason: "why"}},
 				{Topic: "orders", Group: "ship"},
 			}},
-			[]GroupSummary{{"orders", "pay", GroupPolicy{true, 7}, 4, 5, 6, 7, 8, at, true, &GroupReset{at, "me", "why"}}, {Topic: "orders", Group: "ship"}},
+			[]GroupSummary{{"orders", "pay", "", GroupPolicy{true, 7}, 4, 5, 6, 7, 8, at, true, &GroupReset{at, "me", "why"}}, {Topic: "orders", Group: "ship"}},
 		},
 		"seek": {
 			func(c *Client) (any, error) {
@@ -145,7 +145,7 @@ func TestAdmin(t *testing.T) {
 			},
 			&wire.SeekGroupRequest{Topic: "orders", Group: "pay", To: 3, TimeNs: at.UnixNano(), Index: 1, Shift: -2, Partitions: []uint32{3}, DryRun: true, Reason: "why"},
 			&wire.SeekGroupResponse{Partitions: []*wire.SeekPartition{{Partition: 3, First: 1, End: 9, From: 2, To: 5, LagFrom: 7, LagTo: 4, Generation: 6, Cut: true}}},
-			[]PartitionSeek{{3, 1, 9, 2, 5, 7, 4, 6, true}},
+			[]PartitionSeek{{"", 3, 1, 9, 2, 5, 7, 4, 6, true}},
 		},
 		"policy": {
 			func(c *Client) (any, error) {

@@ -104,7 +104,7 @@ func (a *asyncProducer) send(ctx context.Context, m *Message, done func(Receipt,
 	if !p.c.sends.enter() {
 		return refuse(wire.Errorf(wire.CodeClosed, "the client was closed"))
 	}
-	w := p.c.pending(p.o)
+	w := p.c.pending(p.o) // until the route says otherwise
 	m.encode(&w.one[0], id, now.UnixNano())
 	w.msgs, w.size = w.one[:], m.size()
 	giveUp := func(err error) (Receipt, error) {
@@ -119,6 +119,7 @@ func (a *asyncProducer) send(ctx context.Context, m *Message, done func(Receipt,
 	if err != nil {
 		return giveUp(err)
 	}
+	w.o = rt.options(p.o)
 	l, width, err := p.lane(m, rt)
 	if err != nil {
 		return giveUp(err)
@@ -134,7 +135,7 @@ func (a *asyncProducer) send(ctx context.Context, m *Message, done func(Receipt,
 	if waited {
 		now = time.Now()
 	}
-	w.async, w.done, w.epoch, w.until = a, done, epoch, now.Add(p.o.timeout)
+	w.async, w.done, w.epoch, w.until = a, done, epoch, now.Add(w.o.timeout)
 	l.send(w, width, w.until, rt)
 	return receipt, nil
 }

@@ -18,6 +18,7 @@ import (
 type Client struct {
 	o        *options
 	cluster  *Cluster
+	metadata metadata
 	ids      *idGenerator
 	producer [16]byte // id of this process in batches
 	codec    wire.Codec
@@ -38,7 +39,8 @@ type Client struct {
 
 	mu struct {
 		sync.Mutex
-		topics map[string]*topic
+		topics        map[string]*topic
+		subscriptions map[watchKey]*subscription
 	}
 }
 
@@ -54,7 +56,8 @@ func Dial(ctx context.Context, addresses string, opts ...Option) (*Client, error
 	}
 	c := &Client{o: o, ids: newIDGenerator(rand.Reader), closed: make(chan struct{})}
 	c.producer = [16]byte(c.ids.next(time.Now()))
-	c.mu.topics = map[string]*topic{}
+	c.mu.topics, c.mu.subscriptions = map[string]*topic{}, map[watchKey]*subscription{}
+	c.metadata.init(c)
 	c.stopping, c.stop = context.WithCancel(context.Background())
 	c.sends.init()
 	c.runs.init()
@@ -62,10 +65,11 @@ func Dial(ctx context.Context, addresses string, opts ...Option) (*Client, error
 		o.logger.Warn(w)
 	}
 	c.cluster = newCluster(o, addrs, ulid.ULID(c.producer).String())
-	c.cluster.connected = c.connected
+	c.cluster.connected, c.cluster.routes = c.connected, c.routes
 	if err := c.cluster.start(ctx); err != nil {
 		c.stop()
 		c.cluster.close()
+		c.metadata.close()
 		return nil, err
 	}
 	return c, nil
@@ -85,6 +89,7 @@ func (c *Client) Close(ctx context.Context) error {
 		err = errors.Join(c.runs.close(ctx), c.sends.close(ctx), c.finished.wait(ctx))
 		c.giveAllBack(ctx)
 		c.cluster.close()
+		c.metadata.close()
 		// Without connections every batch ends soon.
 		c.sends.wait()
 		// Callbacks have a moment more, but one that hangs does not keep Close.

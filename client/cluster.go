@@ -1,11 +1,11 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"math/rand/v2"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jmqio/jmq/wire"
@@ -20,32 +20,40 @@ const (
 	refusedMin   = time.Second // when the credentials are not taken
 	refusedMax   = 15 * time.Second
 	callTimeout  = 5 * time.Second // of one attempt of a call that is no send, fetch or ack
+	idleTime     = time.Minute     // after which connections that nobody needs any more are ended
+	sweepEvery   = 5 * time.Second
+	elsewhereMax = 3 // times that a request is passed on
 )
 
-// Cluster is a broker at a distance: it implements wire.Broker and wire.Admin over a few connections. It does not repeat
-// what failed: that is the business of producers and consumers, who know what may be repeated.
+// Cluster is jmq at a distance: it implements wire.Broker, wire.Admin and wire.Registry over the client's connections. It does
+// not repeat what failed: that is the business of producers and consumers, who know what may be repeated.
 //
-// Each connection is a slot with one goroutine, which connects, reads until the connection ends, and connects again,
-// after a pause that doubles up to 2 s. The Cluster owns these goroutines; close waits for them.
+// It has a pool of connections to the addresses given to Dial (home), one for each broker group that a route names, and one for
+// each other node that was named. As wire.Broker it is the broker at home; Group is another one. As wire.Admin it asks all
+// broker groups of the topic and puts their answers together. What a role answers that the node at home does not run is asked
+// of the nodes that it names.
+//
+// The Cluster owns the goroutines of its pools; close waits for them.
 type Cluster struct {
 	o        *options
-	addrs    []string
 	clientID string
 	buffers  wire.Buffers // of all connections
 
-	connected func(*link) // is told of each connection that came up; must not block; nil: nobody
+	connected func(*link)                                              // is told of each connection that came up; must not block; nil: nobody
+	routes    func(ctx context.Context, topic string) ([]*pool, error) // where a topic is
 
-	slots  []slot
-	turn   atomic.Uint32
+	home   *pool
 	ctx    context.Context // ends with the cluster
 	cancel context.CancelFunc
 	ran    sync.WaitGroup
 
 	mu struct {
 		sync.Mutex
-		up      chan struct{} // closed when a connection comes up; renewed
-		failure error         // of the last attempt to connect
-		addr    int           // which of addrs is tried next
+		up       chan struct{}    // closed when a connection comes up, ends, or cannot be made; renewed
+		groups   map[string]*pool // of broker groups, by name
+		nodes    map[string]*pool // of other nodes, by address
+		registry []string         // addresses of registry nodes, as they were told last
+		swept    time.Time
 	}
 }
 
@@ -54,32 +62,24 @@ var (
 	_ wire.Admin  = (*Cluster)(nil)
 )
 
-// slot holds one connection while it is good.
-type slot struct{ link atomic.Pointer[link] }
-
-// link is one connection after its hello.
-type link struct {
-	*wire.Conn
-	addr        string
-	brokerGroup string
-}
-
 func newCluster(o *options, addrs []string, clientID string) *Cluster {
-	c := &Cluster{o: o, addrs: addrs, clientID: clientID, slots: make([]slot, o.conns)}
+	c := &Cluster{o: o, clientID: clientID}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.mu.up = make(chan struct{})
+	c.mu.groups, c.mu.nodes = map[string]*pool{}, map[string]*pool{}
+	c.home = c.newPool("", addrs, o.conns)
 	return c
 }
 
-// start connects, and returns when one connection is good. Each slot goes on by itself afterwards.
+// start connects, and returns when one connection is good. Several addresses are tried at the same time.
 func (c *Cluster) start(ctx context.Context) error {
-	first := make(chan error, len(c.slots))
-	for i := range c.slots {
-		c.ran.Add(1)
-		go c.serve(&c.slots[i], first)
-	}
+	first := make(chan error, len(c.home.slots))
+	tries := c.home.wake(1, first)
+	c.home.mu.Lock()
+	tries += c.home.startSlots(min(len(c.home.slots), len(c.home.mu.addrs)), first)
+	c.home.mu.Unlock()
 	var errs []error
-	for range c.slots {
+	for range tries {
 		select {
 		case err := <-first:
 			if err == nil {
@@ -97,228 +97,182 @@ func (c *Cluster) start(ctx context.Context) error {
 // close ends all connections and waits for their goroutines. Requests without an answer are answered before it returns.
 func (c *Cluster) close() {
 	c.cancel()
-	for i := range c.slots {
-		if l := c.slots[i].link.Load(); l != nil {
-			l.Close(wire.Errorf(wire.CodeClosed, "the client was closed"))
-		}
+	for _, p := range c.pools() {
+		p.rest(wire.Errorf(wire.CodeClosed, "the client was closed"))
 	}
 	c.ran.Wait()
 }
 
-// serve is a slot's goroutine. first gets the result of the first round over all addresses.
-func (c *Cluster) serve(s *slot, first chan<- error) {
-	defer c.ran.Done()
-	pause := reconnectMin
-	told := false // of this outage
-	for round := 0; c.ctx.Err() == nil; round++ {
-		l, err := c.connect()
-		if round == 0 {
-			for range len(c.addrs) - 1 {
-				if err == nil || c.ctx.Err() != nil {
-					break
-				}
-				l, err = c.connect()
-			}
-			if err != nil {
-				first <- err
-			}
-		}
-		if err != nil {
-			if !told {
-				told = true
-				c.o.logger.Warn("no connection to the broker, trying on", "err", err)
-			}
-			if codeOf(err) == wire.CodeUnauthenticated {
-				pause = max(pause, refusedMin)
-				c.sleep(pause)
-				pause = min(2*pause, refusedMax)
-				continue
-			}
-			c.sleep(pause)
-			pause = min(2*pause, reconnectMax)
-			continue
-		}
-		pause, told = reconnectMin, false
-		c.o.logger.Info("connected", "broker", l.addr, "brokerGroup", l.brokerGroup)
-		s.link.Store(l)
-		if round == 0 {
-			first <- nil // not before the link stands: whoever was waiting calls at once
-		}
-		c.mu.Lock()
-		close(c.mu.up)
-		c.mu.up = make(chan struct{})
-		c.mu.Unlock()
-		if c.connected != nil {
-			c.connected(l)
-		}
-		if c.ctx.Err() != nil { // close may have looked before the link stood there
-			l.Close(nil)
-		}
-		<-l.Closed()
-		s.link.Store(nil)
-		if c.ctx.Err() == nil {
-			c.setFailure(l.Err())
-			c.o.logger.Warn("connection lost", "broker", l.addr, "err", l.Err())
-		}
-	}
-}
-
-func (c *Cluster) setFailure(err error) {
+// pools returns all: home, other nodes, broker groups.
+func (c *Cluster) pools() []*pool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.mu.failure = err
-}
-
-// sleep waits between half of d and d, so that the clients of a broker do not come back all at once.
-func (c *Cluster) sleep(d time.Duration) {
-	t := time.NewTimer(d/2 + rand.N(d/2))
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-c.ctx.Done():
+	all := []*pool{c.home}
+	for _, addr := range c.mu.registry {
+		if p := c.mu.nodes[addr]; p != nil {
+			all = append(all, p)
+		}
 	}
+	for addr, p := range c.mu.nodes {
+		if !slices.Contains(c.mu.registry, addr) {
+			all = append(all, p)
+		}
+	}
+	for _, p := range c.mu.groups {
+		all = append(all, p)
+	}
+	return all
 }
 
-// connect tries the next address: the connection is read by a goroutine of its own from here on.
-func (c *Cluster) connect() (*link, error) {
+// watchLinks returns what is closed when a connection comes up, ends or cannot be made.
+func (c *Cluster) watchLinks() <-chan struct{} {
 	c.mu.Lock()
-	addr := c.addrs[c.mu.addr%len(c.addrs)]
-	c.mu.addr++
+	defer c.mu.Unlock()
+	return c.mu.up
+}
+
+func (c *Cluster) changed() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	close(c.mu.up)
+	c.mu.up = make(chan struct{})
+}
+
+// addRegistry notes where registry nodes are.
+func (c *Cluster) addRegistry(addrs []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(addrs) == 0 || slices.Equal(c.mu.registry, addrs) {
+		return
+	}
+	c.mu.registry = slices.Clone(addrs)
+}
+
+// group returns the pool of a broker group at addrs; none: it is where that was told.
+func (c *Cluster) group(name string, addrs []string, told *pool) *pool {
+	if len(addrs) == 0 {
+		return told
+	}
+	if c.home.within(addrs) {
+		return c.home
+	}
+	c.mu.Lock()
+	p := c.mu.groups[name]
+	if p == nil {
+		p = c.newPool(name, addrs, c.o.conns)
+		c.mu.groups[name] = p
+	}
 	c.mu.Unlock()
-	ctx, cancel := context.WithTimeout(c.ctx, c.o.dialTimeout)
-	defer cancel()
-	var who wire.Credentials
-	if c.o.credentials != nil {
-		var err error
-		if who, err = c.o.credentials(); err != nil {
-			err = wire.Errorf(wire.CodeUnauthenticated, "%v", err)
-			c.setFailure(err)
-			return nil, newError(opDial, "", -1, addr, err)
-		}
-	}
-	nc, err := c.o.dial(ctx, addr)
-	if err == nil && c.o.tls != nil {
-		nc, err = c.o.encrypt(ctx, nc, addr)
-	}
-	if err != nil {
-		err = wire.Errorf(wire.CodeDisconnected, "%v", err)
-		c.setFailure(err)
-		return nil, newError(opDial, "", -1, addr, err)
-	}
-	l := &link{Conn: wire.NewConn(nc, wire.ConnOptions{Buffers: &c.buffers, Logger: c.o.logger}), addr: addr}
-	c.ran.Add(1)
-	go func() {
-		defer c.ran.Done()
-		l.Serve() // why it ended is l.Err's to say
-	}()
-	hello, err := l.Hello(ctx, &wire.HelloRequest{ClientId: c.clientID, App: c.o.app, Sdk: sdkName, Credential: who.ID})
-	if err == nil {
-		err = c.o.authenticate(ctx, l, who, hello)
-	}
-	if err != nil {
-		if ctx.Err() != nil {
-			err = wire.Errorf(wire.CodeTimeout, "no answer to the hello within %v", c.o.dialTimeout)
-		}
-		l.Close(err)
-		c.setFailure(err)
-		return nil, newError(opDial, "", -1, addr, err)
-	}
-	l.brokerGroup = hello.BrokerGroup
-	if hello.KeepaliveMs > 0 {
-		l.KeepAlive(time.Duration(hello.KeepaliveMs) * time.Millisecond)
-	}
-	return l, nil
+	p.setAddrs(addrs)
+	return p
 }
 
-// pick returns the good connection of the slot that n falls on, or of another one; nil when there is none now.
-func (c *Cluster) pick(n uint32) *link {
-	k := uint32(len(c.slots))
-	for i := range k {
-		if l := c.slots[(n+i)%k].link.Load(); l != nil {
-			return l
-		}
-	}
-	return nil
+// within says that addrs are all those of p.
+func (p *pool) within(addrs []string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !slices.ContainsFunc(p.mu.addrs, func(a string) bool { return !slices.Contains(addrs, a) })
 }
 
-// next is pick in turn.
-func (c *Cluster) next() *link { return c.pick(c.turn.Add(1)) }
-
-// none says why there is no connection.
-func (c *Cluster) none() error {
-	if c.ctx.Err() != nil {
-		return wire.Errorf(wire.CodeClosed, "the client was closed")
+// node returns the pool of the node at addr.
+func (c *Cluster) node(addr string) *pool {
+	if c.home.within([]string{addr}) {
+		return c.home
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e, ok := errors.AsType[*wire.CodeError](c.mu.failure); ok && (e.Code == wire.CodeDisconnected || e.Code == wire.CodeUnauthenticated) {
-		return e
+	p := c.mu.nodes[addr]
+	if p == nil {
+		p = c.newPool("", []string{addr}, 1)
+		c.mu.nodes[addr] = p
 	}
-	if c.mu.failure != nil {
-		return wire.Errorf(wire.CodeDisconnected, "%v", c.mu.failure)
-	}
-	return wire.Errorf(wire.CodeDisconnected, "not connected yet")
+	return p
 }
 
-// await returns a connection, waiting for one until ctx or the cluster ends.
-func (c *Cluster) await(ctx context.Context, n uint32) (*link, error) {
+// wakeAll connects to every node that is known. It returns whether there are any but home.
+func (c *Cluster) wakeAll() bool {
+	c.mu.Lock()
+	registry := c.mu.registry
+	c.mu.Unlock()
+	for _, addr := range registry {
+		c.node(addr)
+	}
+	all := c.pools()
+	for _, p := range all {
+		p.any()
+	}
+	return len(all) > 1
+}
+
+// source returns a connection to a node that may hold metadata, and waits for one. none: every node that can be asked says that
+// it holds none.
+func (c *Cluster) source(ctx context.Context) (l *link, none bool, err error) {
+	var patience <-chan time.Time
 	for {
-		c.mu.Lock()
-		up := c.mu.up
-		c.mu.Unlock()
-		if l := c.pick(n); l != nil {
-			return l, nil
+		up := c.watchLinks()
+		l, none := c.candidate(time.Now())
+		if l != nil {
+			return l, false, nil
+		}
+		others := c.wakeAll()
+		if none && !others {
+			return nil, true, nil
+		}
+		if none && patience == nil {
+			t := time.NewTimer(time.Second)
+			defer t.Stop()
+			patience = t.C
+		}
+		if !none {
+			if err := c.home.none(); codeOf(err) == wire.CodeUnauthenticated {
+				return nil, false, err
+			}
 		}
 		select {
 		case <-up:
+		case <-patience:
+			return nil, true, nil
 		case <-ctx.Done():
-			return nil, c.none()
+			return nil, false, c.home.none()
 		case <-c.ctx.Done():
-			return nil, c.none()
+			return nil, false, c.home.none()
 		}
 	}
 }
 
-// repeat says when a cold request may be sent again.
-type repeat uint8
-
-const (
-	repeatAlways repeat = iota // it may be carried out any number of times
-	repeatUnsent               // only when it certainly was not carried out
-)
-
-// call sends a cold request and repeats it as wire.Traits and again say, until ctx ends.
-func (c *Cluster) call(ctx context.Context, op, topic string, again repeat, command wire.Command, request, response proto.Message) error {
-	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		l, err := c.await(ctx, c.turn.Add(1))
-		if err != nil {
-			return newError(op, topic, -1, "", err)
-		}
-		err = c.callOnce(ctx, l, command, request, response)
-		if err == nil {
-			return nil
-		}
-		e := newError(op, topic, -1, l.addr, err)
-		if again == repeatUnsent && (e.Code == wire.CodeUnknown || e.Code == wire.CodeTimeout) {
-			e.Outcome = Unknown
-			return e
-		}
-		// Waiting makes no group and no partition: only a send asks again how many there are.
-		useful := wire.Traits[e.Code].Retry != wire.RetryNever && e.Code != wire.CodeGroupNotFound && e.Code != wire.CodePartitionNotFound
-		if ctx.Err() != nil || !useful || !c.pause(ctx, max(pause, e.RetryAfter)) {
-			return e
+// candidate is source without waiting; none: there are nodes, and none of them holds metadata.
+func (c *Cluster) candidate(now time.Time) (l *link, none bool) {
+	var spare *link
+	for _, p := range c.pools() {
+		l := p.ready()
+		switch {
+		case l == nil:
+		case l.noMetadata.Load():
+			none = true
+		case now.UnixNano() < l.avoid.Load():
+			spare = l
+		default:
+			return l, false
 		}
 	}
+	return spare, none && spare == nil
 }
 
-func (c *Cluster) callOnce(ctx context.Context, l *link, command wire.Command, request, response proto.Message) error {
-	try, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	err := l.CallMessage(try, command, request, response)
-	if err != nil && try.Err() != nil && ctx.Err() == nil {
-		return wire.Errorf(wire.CodeTimeout, "no answer within %v", callTimeout)
+// sweep puts pools to sleep that were not used for idleTime. used are those that routes name, or that metadata comes from.
+func (c *Cluster) sweep(now time.Time, used map[*pool]bool) {
+	for _, p := range c.pools()[1:] {
+		l := p.ready()
+		switch {
+		case used[p] || p.users.Load() > 0 || l != nil && l.Stats().Pending > 0:
+			p.idle = time.Time{}
+		case p.wanted.Load() == 0:
+		case p.idle.IsZero():
+			p.idle = now
+		case now.Sub(p.idle) >= idleTime:
+			p.rest(wire.Errorf(wire.CodeDisconnected, "not used any more"))
+			p.idle = time.Time{}
+		}
 	}
-	return err
 }
 
 // pause waits for d; false when ctx or the cluster ended.
@@ -334,18 +288,81 @@ func (c *Cluster) pause(ctx context.Context, d time.Duration) bool {
 	return false
 }
 
-// one sends a cold request once.
-func (c *Cluster) one(ctx context.Context, command wire.Command, request, response proto.Message) error {
-	l := c.next()
-	if l == nil {
-		return c.none()
+// at is the pool to begin with for what any node may answer, or pass on.
+func (c *Cluster) at() *pool {
+	if c.home.any() != nil {
+		return c.home
 	}
-	return l.CallMessage(ctx, command, request, response)
+	for _, p := range c.pools() {
+		if p.ready() != nil {
+			return p
+		}
+	}
+	c.wakeAll()
+	return c.home
+}
+
+// follow tries a node, and those that it names when it does not run the role.
+func (c *Cluster) follow(try func(p *pool) error) error {
+	err := try(c.at())
+	for range elsewhereMax {
+		e, ok := errors.AsType[*wire.CodeError](err)
+		if !ok || e.Code != wire.CodeRoleElsewhere || len(e.Nodes) == 0 {
+			return err
+		}
+		for _, addr := range e.Nodes {
+			// It certainly was not carried out by the one before.
+			if err = try(c.node(addr)); err == nil || codeOf(err) != wire.CodeDisconnected {
+				break
+			}
+		}
+	}
+	return err
+}
+
+// call sends a cold request to a node that answers it, and repeats it as pool.call does.
+func (c *Cluster) call(ctx context.Context, op, topic string, again repeat, command wire.Command, request, response proto.Message) error {
+	first := true
+	for {
+		err := c.follow(func(p *pool) error {
+			try := ctx
+			if !first { // one of several
+				var cancel context.CancelFunc
+				try, cancel = context.WithTimeout(ctx, callTimeout)
+				defer cancel()
+			}
+			first = false
+			return p.call(try, op, topic, again, command, request, response)
+		})
+		if err == nil || codeOf(err) != wire.CodeDisconnected || !c.pause(ctx, retryMax) {
+			return err
+		}
+	}
+}
+
+// one is call once.
+func (c *Cluster) one(ctx context.Context, command wire.Command, request, response proto.Message) error {
+	return c.follow(func(p *pool) error { return p.one(ctx, command, request, response) })
+}
+
+// Produce implements wire.Broker, and so do the others: by the broker at home.
+func (c *Cluster) Produce(ctx context.Context, r *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) {
+	c.home.Produce(ctx, r, done)
+}
+
+// Fetch implements wire.Broker. A lease that comes after ctx has ended is given back.
+func (c *Cluster) Fetch(ctx context.Context, r *wire.FetchRequest, done func(*wire.FetchResponse, error)) {
+	c.home.Fetch(ctx, r, done)
+}
+
+// Ack implements wire.Broker.
+func (c *Cluster) Ack(ctx context.Context, r *wire.AckRequest, done func(*wire.AckResponse, error)) {
+	c.home.Ack(ctx, r, done)
 }
 
 // Subscribe implements wire.Broker.
 func (c *Cluster) Subscribe(ctx context.Context, r *wire.SubscribeRequest) (*wire.SubscribeResponse, error) {
-	return called(new(wire.SubscribeResponse), func(out *wire.SubscribeResponse) error { return c.one(ctx, wire.CommandSubscribe, r, out) })
+	return c.home.Subscribe(ctx, r)
 }
 
 // Route implements wire.Broker.
@@ -355,7 +372,153 @@ func (c *Cluster) Route(ctx context.Context, r *wire.RouteRequest) (*wire.RouteR
 
 // Extend implements wire.Broker.
 func (c *Cluster) Extend(ctx context.Context, r *wire.ExtendRequest) (*wire.ExtendResponse, error) {
-	return called(new(wire.ExtendResponse), func(out *wire.ExtendResponse) error { return c.one(ctx, wire.CommandExtend, r, out) })
+	return c.home.Extend(ctx, r)
+}
+
+// Group returns the broker group of that name. ok is false when no route, and no list of nodes, has named it yet.
+func (c *Cluster) Group(name string) (b RemoteBroker, ok bool) {
+	c.mu.Lock()
+	p := c.mu.groups[name]
+	c.mu.Unlock()
+	if p != nil {
+		return p, true
+	}
+	if l := c.home.any(); l != nil && l.brokerGroup == name {
+		return c.home, true
+	}
+	return nil, false
+}
+
+// Groups returns the names of all broker groups, in order.
+func (c *Cluster) Groups(ctx context.Context) ([]string, error) {
+	all, err := c.brokerGroups(ctx)
+	var names []string
+	for _, p := range all {
+		names = append(names, p.group())
+	}
+	slices.Sort(names)
+	return names, err
+}
+
+// group is the broker group's name; at home that is known once there is a connection.
+func (p *pool) group() string {
+	if p.name != "" {
+		return p.name
+	}
+	if l := p.any(); l != nil {
+		return l.brokerGroup
+	}
+	return ""
+}
+
+// brokerGroups returns the pools of all broker groups: of a broker without a registry, home.
+func (c *Cluster) brokerGroups(ctx context.Context) ([]*pool, error) {
+	var out wire.ListNodesResponse
+	err := c.one(ctx, wire.CommandListNodes, &wire.ListNodesRequest{}, &out)
+	switch codeOf(err) {
+	case wire.CodeOK:
+	case wire.CodeRoleElsewhere, wire.CodeUnknownCommand: // there is no registry
+		return []*pool{c.home}, nil
+	default: // what is known
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if len(c.mu.groups) == 0 {
+			return nil, err
+		}
+		var all []*pool
+		for _, p := range c.mu.groups {
+			all = append(all, p)
+		}
+		return all, nil
+	}
+	var all []*pool
+	for _, n := range out.Nodes {
+		// A broker that is away is not waited for.
+		if b := n.GetLast(); b.GetBrokerGroup() != "" && len(b.GetAddresses()) > 0 && !n.Away {
+			if p := c.group(b.GetBrokerGroup(), b.GetAddresses(), c.home); !slices.Contains(all, p) {
+				all = append(all, p)
+			}
+		}
+	}
+	if len(all) == 0 {
+		return nil, wire.Errorf(wire.CodeDisconnected, "no broker is there")
+	}
+	return all, nil
+}
+
+// located returns the pools of a topic's broker groups; of an empty topic, all.
+func (c *Cluster) located(ctx context.Context, topic string) ([]*pool, error) {
+	if topic == "" {
+		return c.brokerGroups(ctx)
+	}
+	return c.routes(ctx, topic)
+}
+
+// asker asks one broker group.
+type asker[Q, R any] func(p *pool, ctx context.Context, r *Q) (*R, error)
+
+// repeating is pool.call as an asker.
+func repeating[Q, R any, PQ interface {
+	*Q
+	proto.Message
+}, PR interface {
+	*R
+	proto.Message
+}](op, topic string, again repeat, command wire.Command) asker[Q, R] {
+	return func(p *pool, ctx context.Context, r *Q) (*R, error) {
+		out := new(R)
+		if err := p.call(ctx, op, topic, again, command, PQ(r), PR(out)); err != nil {
+			return nil, err
+		}
+		return out, nil
+	}
+}
+
+// partTimeout bounds the wait for one of several broker groups.
+const partTimeout = callTimeout
+
+// each calls ask for every broker group of a topic, all at the same time, and add with the answers, one after the other. What
+// missing says of a broker group is an answer if another one has one: a group that is not there yet. With an error,
+// what was added is what the others said.
+func each[R any](ctx context.Context, c *Cluster, topic string, ask func(ctx context.Context, p *pool) (R, error), add func(brokerGroup string, r R)) error {
+	pools, err := c.located(ctx, topic)
+	if err != nil {
+		return err
+	}
+	if len(pools) == 1 {
+		r, err := ask(ctx, pools[0])
+		if err == nil {
+			add(pools[0].group(), r)
+		}
+		return err
+	}
+	answers, errs := make([]R, len(pools)), make([]error, len(pools))
+	var asking sync.WaitGroup
+	for i, p := range pools {
+		asking.Go(func() {
+			part, cancel := context.WithTimeout(ctx, partTimeout)
+			defer cancel()
+			answers[i], errs[i] = ask(part, p)
+		})
+	}
+	asking.Wait()
+	var missing, failed []error
+	good := 0
+	for i, p := range pools {
+		switch codeOf(errs[i]) {
+		case wire.CodeOK:
+			good++
+			add(p.group(), answers[i])
+		case wire.CodeTopicNotFound, wire.CodeGroupNotFound:
+			missing = append(missing, errs[i])
+		default:
+			failed = append(failed, errs[i])
+		}
+	}
+	if good == 0 && len(failed) == 0 {
+		return missing[0]
+	}
+	return errors.Join(failed...)
 }
 
 // CreateTopic implements wire.Admin.
@@ -373,171 +536,172 @@ func (c *Cluster) DeleteTopic(ctx context.Context, r *wire.DeleteTopicRequest) (
 	return called(new(wire.DeleteTopicResponse), func(out *wire.DeleteTopicResponse) error { return c.one(ctx, wire.CommandDeleteTopic, r, out) })
 }
 
-// DescribeTopic implements wire.Admin.
-func (c *Cluster) DescribeTopic(ctx context.Context, r *wire.DescribeTopicRequest) (*wire.DescribeTopicResponse, error) {
-	return called(new(wire.DescribeTopicResponse), func(out *wire.DescribeTopicResponse) error { return c.one(ctx, wire.CommandDescribeTopic, r, out) })
-}
-
 // ListTopics implements wire.Admin.
 func (c *Cluster) ListTopics(ctx context.Context, r *wire.ListTopicsRequest) (*wire.ListTopicsResponse, error) {
 	return called(new(wire.ListTopicsResponse), func(out *wire.ListTopicsResponse) error { return c.one(ctx, wire.CommandListTopics, r, out) })
 }
 
-// GroupLag implements wire.Admin.
-func (c *Cluster) GroupLag(ctx context.Context, r *wire.GroupLagRequest) (*wire.GroupLagResponse, error) {
-	return called(new(wire.GroupLagResponse), func(out *wire.GroupLagResponse) error { return c.one(ctx, wire.CommandGroupLag, r, out) })
+// DescribeTopic implements wire.Admin, by all broker groups of the topic. With an error it still returns what others answered; so
+// do GroupLag, ListGroups and SeekGroup.
+func (c *Cluster) DescribeTopic(ctx context.Context, r *wire.DescribeTopicRequest) (*wire.DescribeTopicResponse, error) {
+	return c.describeTopic(ctx, r, (*pool).DescribeTopic)
 }
 
-// ListGroups implements wire.Admin.
+func (c *Cluster) describeTopic(ctx context.Context, r *wire.DescribeTopicRequest, ask asker[wire.DescribeTopicRequest, wire.DescribeTopicResponse]) (*wire.DescribeTopicResponse, error) {
+	var all *wire.DescribeTopicResponse
+	err := each(ctx, c, r.Topic, func(ctx context.Context, p *pool) (*wire.DescribeTopicResponse, error) { return ask(p, ctx, r) },
+		func(name string, part *wire.DescribeTopicResponse) {
+			for _, p := range part.Partitions {
+				p.BrokerGroup = cmp.Or(p.BrokerGroup, name)
+			}
+			if all == nil {
+				all = part
+				return
+			}
+			all.Partitions = append(all.Partitions, part.Partitions...)
+			for _, g := range part.Groups {
+				if i, ok := slices.BinarySearch(all.Groups, g); !ok {
+					all.Groups = slices.Insert(all.Groups, i, g)
+				}
+			}
+		})
+	if all != nil {
+		slices.SortStableFunc(all.Partitions, func(a, b *wire.TopicPartition) int {
+			return byLocation(a.BrokerGroup, a.Partition, b.BrokerGroup, b.Partition)
+		})
+	}
+	return all, err
+}
+
+// GroupLag implements wire.Admin.
+func (c *Cluster) GroupLag(ctx context.Context, r *wire.GroupLagRequest) (*wire.GroupLagResponse, error) {
+	return c.groupLag(ctx, r, (*pool).GroupLag)
+}
+
+func (c *Cluster) groupLag(ctx context.Context, r *wire.GroupLagRequest, ask asker[wire.GroupLagRequest, wire.GroupLagResponse]) (*wire.GroupLagResponse, error) {
+	all := new(wire.GroupLagResponse)
+	err := each(ctx, c, r.Topic, func(ctx context.Context, p *pool) (*wire.GroupLagResponse, error) { return ask(p, ctx, r) },
+		func(name string, part *wire.GroupLagResponse) {
+			for _, p := range part.Partitions {
+				p.BrokerGroup = cmp.Or(p.BrokerGroup, name)
+			}
+			all.Partitions = append(all.Partitions, part.Partitions...)
+		})
+	slices.SortStableFunc(all.Partitions, func(a, b *wire.GroupPartition) int {
+		if a.Group != b.Group {
+			return cmp.Compare(a.Group, b.Group)
+		}
+		return byLocation(a.BrokerGroup, a.Partition, b.BrokerGroup, b.Partition)
+	})
+	return all, err
+}
+
+// ListGroups implements wire.Admin: one summary for each broker group.
 func (c *Cluster) ListGroups(ctx context.Context, r *wire.ListGroupsRequest) (*wire.ListGroupsResponse, error) {
-	return called(new(wire.ListGroupsResponse), func(out *wire.ListGroupsResponse) error { return c.one(ctx, wire.CommandListGroups, r, out) })
+	return c.listGroups(ctx, r, (*pool).ListGroups)
+}
+
+func (c *Cluster) listGroups(ctx context.Context, r *wire.ListGroupsRequest, ask asker[wire.ListGroupsRequest, wire.ListGroupsResponse]) (*wire.ListGroupsResponse, error) {
+	all := new(wire.ListGroupsResponse)
+	err := each(ctx, c, r.Topic, func(ctx context.Context, p *pool) (*wire.ListGroupsResponse, error) { return ask(p, ctx, r) },
+		func(name string, part *wire.ListGroupsResponse) {
+			for _, g := range part.Groups {
+				g.BrokerGroup = cmp.Or(g.BrokerGroup, name)
+			}
+			all.Groups = append(all.Groups, part.Groups...)
+		})
+	slices.SortStableFunc(all.Groups, func(a, b *wire.GroupSummary) int {
+		if a.Topic != b.Topic {
+			return cmp.Compare(a.Topic, b.Topic)
+		}
+		if a.Group != b.Group {
+			return cmp.Compare(a.Group, b.Group)
+		}
+		return cmp.Compare(a.BrokerGroup, b.BrokerGroup)
+	})
+	return all, err
 }
 
 // SeekGroup implements wire.Admin.
 func (c *Cluster) SeekGroup(ctx context.Context, r *wire.SeekGroupRequest) (*wire.SeekGroupResponse, error) {
-	return called(new(wire.SeekGroupResponse), func(out *wire.SeekGroupResponse) error { return c.one(ctx, wire.CommandSeekGroup, r, out) })
+	return c.seekGroup(ctx, r, "", (*pool).SeekGroup)
+}
+
+// seekGroup seeks at one broker group, or with brokerGroup empty at all.
+func (c *Cluster) seekGroup(ctx context.Context, r *wire.SeekGroupRequest, brokerGroup string, ask asker[wire.SeekGroupRequest, wire.SeekGroupResponse]) (*wire.SeekGroupResponse, error) {
+	all := new(wire.SeekGroupResponse)
+	err := each(ctx, c, r.Topic, func(ctx context.Context, p *pool) (*wire.SeekGroupResponse, error) {
+		if brokerGroup != "" && p.group() != brokerGroup {
+			return nil, wire.Errorf(wire.CodeGroupNotFound, "broker group %q has no partition of %q", brokerGroup, r.Topic)
+		}
+		return ask(p, ctx, r)
+	}, func(name string, part *wire.SeekGroupResponse) {
+		for _, p := range part.Partitions {
+			p.BrokerGroup = cmp.Or(p.BrokerGroup, name)
+		}
+		all.Partitions = append(all.Partitions, part.Partitions...)
+	})
+	slices.SortStableFunc(all.Partitions, func(a, b *wire.SeekPartition) int {
+		return byLocation(a.BrokerGroup, a.Partition, b.BrokerGroup, b.Partition)
+	})
+	return all, err
 }
 
 // AlterGroup implements wire.Admin.
 func (c *Cluster) AlterGroup(ctx context.Context, r *wire.AlterGroupRequest) (*wire.AlterGroupResponse, error) {
-	return called(new(wire.AlterGroupResponse), func(out *wire.AlterGroupResponse) error { return c.one(ctx, wire.CommandAlterGroup, r, out) })
+	return c.alterGroup(ctx, r, (*pool).AlterGroup)
+}
+
+func (c *Cluster) alterGroup(ctx context.Context, r *wire.AlterGroupRequest, ask asker[wire.AlterGroupRequest, wire.AlterGroupResponse]) (*wire.AlterGroupResponse, error) {
+	all := new(wire.AlterGroupResponse)
+	err := each(ctx, c, r.Topic, func(ctx context.Context, p *pool) (*wire.AlterGroupResponse, error) { return ask(p, ctx, r) },
+		func(_ string, part *wire.AlterGroupResponse) { all = part })
+	return all, err
 }
 
 // RemoveGroup implements wire.Admin.
 func (c *Cluster) RemoveGroup(ctx context.Context, r *wire.RemoveGroupRequest) (*wire.RemoveGroupResponse, error) {
-	return called(new(wire.RemoveGroupResponse), func(out *wire.RemoveGroupResponse) error { return c.one(ctx, wire.CommandRemoveGroup, r, out) })
+	return c.removeGroup(ctx, r, (*pool).RemoveGroup)
 }
 
-// Peek implements wire.Admin.
+func (c *Cluster) removeGroup(ctx context.Context, r *wire.RemoveGroupRequest, ask asker[wire.RemoveGroupRequest, wire.RemoveGroupResponse]) (*wire.RemoveGroupResponse, error) {
+	all := new(wire.RemoveGroupResponse)
+	err := each(ctx, c, r.Topic, func(ctx context.Context, p *pool) (*wire.RemoveGroupResponse, error) { return ask(p, ctx, r) },
+		func(_ string, part *wire.RemoveGroupResponse) { all = part })
+	return all, err
+}
+
+// Peek implements wire.Admin, by the first broker group of the topic; see Group.
 func (c *Cluster) Peek(ctx context.Context, r *wire.PeekRequest) (*wire.PeekResponse, error) {
-	return called(new(wire.PeekResponse), func(out *wire.PeekResponse) error { return c.one(ctx, wire.CommandPeek, r, out) })
+	p, err := c.locatedAt(ctx, r.Topic, "")
+	if err != nil {
+		return nil, err
+	}
+	return called(new(wire.PeekResponse), func(out *wire.PeekResponse) error { return p.one(ctx, wire.CommandPeek, r, out) })
 }
 
-// StoreUsage implements wire.Admin.
+// locatedAt is one of a topic's broker groups; empty: the first.
+func (c *Cluster) locatedAt(ctx context.Context, topic, brokerGroup string) (*pool, error) {
+	pools, err := c.located(ctx, topic)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pools {
+		if brokerGroup == "" || p.group() == brokerGroup {
+			return p, nil
+		}
+	}
+	return nil, wire.Errorf(wire.CodePartitionNotFound, "broker group %q has no partition of %q", brokerGroup, topic)
+}
+
+// StoreUsage implements wire.Admin, by one broker: that at home, or one that it names; see Group.
 func (c *Cluster) StoreUsage(ctx context.Context, r *wire.StoreUsageRequest) (*wire.StoreUsageResponse, error) {
 	return called(new(wire.StoreUsageResponse), func(out *wire.StoreUsageResponse) error { return c.one(ctx, wire.CommandStoreUsage, r, out) })
 }
 
-func called[M any](out M, call func(M) error) (M, error) {
-	if err := call(out); err != nil {
-		var none M
-		return none, err
+func byLocation(aGroup string, a uint32, bGroup string, b uint32) int {
+	if aGroup != bGroup {
+		return cmp.Compare(aGroup, bGroup)
 	}
-	return out, nil
-}
-
-// remoteCall is one Produce, Fetch or Ack under way that a ctx may end.
-type remoteCall struct {
-	ended atomic.Bool // by answer or ctx: the first
-	stop  func() bool
-}
-
-// remote starts a hot request. finish is called exactly once: with the answer, or an error. When ctx ends first, that is
-// code, and late gets what comes afterwards.
-func (c *Cluster) remote(ctx context.Context, code wire.Code, command wire.Command, header, payload []byte, finish, late func(*link, wire.Frame, error)) {
-	l := c.next()
-	if l == nil {
-		finish(nil, wire.Frame{}, c.none())
-		return
-	}
-	if err := ctx.Err(); err != nil {
-		finish(l, wire.Frame{}, wire.Errorf(wire.CodeTimeout, "%v", err))
-		return
-	}
-	r := &remoteCall{stop: func() bool { return true }}
-	if ctx.Done() != nil {
-		r.stop = context.AfterFunc(ctx, func() {
-			if r.ended.CompareAndSwap(false, true) {
-				finish(l, wire.Frame{}, wire.Errorf(code, "%v before the answer of %s", ctx.Err(), l.addr))
-			}
-		})
-	}
-	_, err := l.Start(command, header, payload, func(f wire.Frame, err error) {
-		if r.ended.CompareAndSwap(false, true) {
-			r.stop()
-			finish(l, f, err)
-		} else {
-			late(l, f, err)
-		}
-	})
-	if err != nil {
-		if r.ended.CompareAndSwap(false, true) {
-			r.stop()
-			finish(l, wire.Frame{}, err)
-		}
-		return
-	}
-	l.FlushShared()
-}
-
-func ignoreLate(*link, wire.Frame, error) {}
-
-// Produce implements wire.Broker.
-func (c *Cluster) Produce(ctx context.Context, r *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) {
-	c.remote(ctx, wire.CodeUnknown, wire.CommandProduce, wire.AppendProduceRequest(nil, r), r.Batch, func(_ *link, f wire.Frame, err error) {
-		var out wire.ProduceResponse
-		if err == nil {
-			err = wire.ParseProduceResponse(&out, f.Header)
-		}
-		answer(&out, err, done)
-	}, ignoreLate)
-}
-
-// Fetch implements wire.Broker. A lease that comes after ctx has ended is given back.
-func (c *Cluster) Fetch(ctx context.Context, r *wire.FetchRequest, done func(*wire.FetchResponse, error)) {
-	give := &wire.AckRequest{Topic: r.Topic, Group: r.Group, Member: r.Member}
-	c.remote(ctx, wire.CodeTimeout, wire.CommandFetch, wire.AppendFetchRequest(nil, r), nil, func(_ *link, f wire.Frame, err error) {
-		var out wire.FetchResponse
-		if err == nil {
-			err = wire.ParseFetchResponse(&out, f.Header)
-			out.Batches = f.Payload
-		}
-		answer(&out, err, done)
-	}, func(l *link, f wire.Frame, err error) {
-		var out wire.FetchResponse
-		if err == nil && wire.ParseFetchResponse(&out, f.Header) == nil {
-			giveBack(l, give, &out)
-		}
-	})
-}
-
-// giveBack releases a lease that nobody waits for any more. It may run on the connection's reading goroutine.
-func giveBack(l *link, r *wire.AckRequest, lease *wire.FetchResponse) {
-	if lease.Lease == 0 {
-		return
-	}
-	r.Items = []wire.AckRange{{Partition: lease.Partition, Lease: lease.Lease, From: lease.From, To: lease.To, Outcome: wire.Released}}
-	// If it does not get there, the lease ends by itself.
-	if _, err := l.Start(wire.CommandAck, wire.AppendAckRequest(nil, r), nil, func(wire.Frame, error) {}); err == nil {
-		l.Flush()
-	}
-}
-
-// Ack implements wire.Broker.
-func (c *Cluster) Ack(ctx context.Context, r *wire.AckRequest, done func(*wire.AckResponse, error)) {
-	c.remote(ctx, wire.CodeUnknown, wire.CommandAck, wire.AppendAckRequest(nil, r), nil, func(_ *link, f wire.Frame, err error) {
-		var out wire.AckResponse
-		if err == nil {
-			err = parseAcks(&out, f.Header, len(r.Items))
-		}
-		answer(&out, err, done)
-	}, ignoreLate)
-}
-
-func parseAcks(out *wire.AckResponse, header []byte, items int) error {
-	if err := wire.ParseAckResponse(out, header); err != nil {
-		return err
-	}
-	if len(out.Codes) != items {
-		return wire.Errorf(wire.CodeMalformed, "%d codes for %d acks", len(out.Codes), items)
-	}
-	return nil
-}
-
-func answer[M any](out *M, err error, done func(*M, error)) {
-	if err != nil {
-		done(nil, err)
-		return
-	}
-	done(out, nil)
+	return int(a) - int(b)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,14 +15,16 @@ import (
 // group's messages: the broker leases each partition to one at a time, unless the group is Parallel. It has no state to be
 // closed.
 type Consumer struct {
-	c          *Client
-	topic      string
-	o          *consumerOptions
-	subscribed atomic.Bool
-	subscribe  chan struct{} // one element: who holds it subscribes
-	pauses     pauses
+	c           *Client
+	topic       string
+	o           *consumerOptions
+	sub         *subscription
+	subscribing subscribing
+	pauses      pauses
 
-	// The members of Fetches: each Fetch under way has one of its own.
+	turn atomic.Uint32 // of Fetches, among broker groups
+
+	// The members of Fetches: each Fetch under way has one of its own at each broker group that it asks.
 	fetchers struct {
 		sync.Mutex
 		all  map[uint32]*member
@@ -40,62 +41,124 @@ func (c *Client) Consumer(topic string, opts ...ConsumerOption) (*Consumer, erro
 	if c.stopping.Err() != nil {
 		return nil, errClosed("consumer", topic)
 	}
-	k := &Consumer{c: c, topic: topic, o: o, subscribe: make(chan struct{}, 1)}
-	k.subscribe <- struct{}{}
+	k := &Consumer{c: c, topic: topic, o: o, sub: c.subscription(topic, o.group)}
+	k.subscribing.decided = make(chan struct{}, 1)
+	k.subscribing.decided <- struct{}{}
 	k.pauses.changed = make(chan struct{})
 	return k, nil
-}
-
-// Subscribe makes sure that the group exists on the topic, so that what is sent from now on will be given to it. Run and
-// Fetch do it themselves.
-func (c *Consumer) Subscribe(ctx context.Context) error {
-	if c.subscribed.Load() {
-		return nil
-	}
-	select {
-	case <-c.subscribe:
-	case <-ctx.Done():
-		return newError(opSubscribe, c.topic, -1, "", ctx.Err())
-	}
-	defer func() { c.subscribe <- struct{}{} }()
-	if c.subscribed.Load() {
-		return nil
-	}
-	r := &wire.SubscribeRequest{Topic: c.topic, Group: c.o.group, Start: uint32(c.o.start), Policy: c.o.policy}
-	if err := c.c.cluster.call(ctx, opSubscribe, c.topic, repeatAlways, wire.CommandSubscribe, r, new(wire.SubscribeResponse)); err != nil {
-		return err
-	}
-	c.subscribed.Store(true)
-	return nil
 }
 
 // Fetch leases up to n messages, all of one partition and in order, and waits for one if there is none (Wait). An empty
 // result without an error means that none came; an error, that the broker could not be asked, for as long as the wait and
 // not much longer. Each delivery wants its Ack before its lease ends; until then its
 // partition gives nothing to others. What comes too late, or is not acknowledged when the client is closed, is given back.
+//
+// With several broker groups they are asked in turn, beginning with another one each time. When none has a message, a fetch
+// waits at each of them: the first that brings messages ends the others, and what they are given at the same moment is given back
+// at once, so that nothing is kept from others of the group.
 func (c *Consumer) Fetch(ctx context.Context, n int, opts ...FetchOption) ([]*Delivery, error) {
-	o := &fetchOptions{wait: c.o.wait}
-	if err := errors.Join(between("Fetch: n", n, 1, wire.BatchMessagesMax), apply(o, opts)); err != nil {
-		return nil, newError(opFetch, c.topic, -1, "", wire.Errorf(wire.CodeInvalid, "%v", err))
-	}
 	if !c.c.runs.enter() {
 		return nil, errClosed(opFetch, c.topic)
 	}
 	defer c.c.runs.leave()
 	ctx, cancel := c.c.until(ctx)
 	defer cancel()
-	m := c.takeMember()
-	defer c.putMember(m)
-	r := wire.FetchRequest{Topic: c.topic, Group: c.o.group, MessagesMax: uint32(n), BytesMax: uint32(c.o.batchBytes), Partitions: o.partitions}
 	begun := time.Now()
-	deadline := begun.Add(o.wait)
-	// A broker that has failed, or does not answer, holds nobody up for much longer than was wished.
-	ready, cancelReady := context.WithDeadline(ctx, begun.Add(max(o.wait, callTimeout)))
+	ready, cancelReady := context.WithDeadline(ctx, begun.Add(callTimeout))
 	defer cancelReady()
-	answered, cancelAnswered := context.WithDeadline(ctx, deadline.Add(callTimeout))
+	o := &fetchOptions{wait: c.settings(c.sub.view.Load()).wait}
+	if err := errors.Join(between("Fetch: n", n, 1, wire.BatchMessagesMax), apply(o, opts)); err != nil {
+		return nil, newError(opFetch, c.topic, -1, "", wire.Errorf(wire.CodeInvalid, "%v", err))
+	}
+	v, err := c.sub.known(ready)
+	if err != nil {
+		return nil, c.stopped(opFetch, err)
+	}
+	c.pauses.overrides(c.settings(v).paused)
+	pools := v.pools
+	if len(pools) == 1 {
+		return c.fetchAt(ctx, pools[0], n, o.partitions, begun.Add(o.wait))
+	}
+	first := int(c.turn.Add(1))
+	var failed []error
+	for i := range pools {
+		p := pools[(first+i)%len(pools)]
+		if p.pick(0) == nil && p.failed() {
+			failed = append(failed, newError(opFetch, c.topic, -1, "", p.none()))
+			continue
+		}
+		short, cancel := context.WithTimeout(ctx, time.Second) // one that hangs does not keep the others
+		ds, err := c.fetchAt(short, p, n, o.partitions, time.Now())
+		cancel()
+		if len(ds) > 0 {
+			return ds, nil
+		}
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil, c.stopped(opFetch, err)
+			}
+			failed = append(failed, err)
+		}
+	}
+	if len(failed) == len(pools) && !time.Now().Before(begun.Add(o.wait)) {
+		return nil, failed[0]
+	}
+	return c.fetchAll(ctx, pools, n, o.partitions, begun.Add(o.wait))
+}
+
+// fetchAll has a fetch wait at each of pools until deadline. The first that brings messages ends the others.
+func (c *Consumer) fetchAll(ctx context.Context, pools []*pool, n int, partitions []uint32, deadline time.Time) ([]*Delivery, error) {
+	if !time.Now().Before(deadline) {
+		return nil, nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type result struct {
+		ds  []*Delivery
+		err error
+	}
+	results := make(chan result, len(pools))
+	for _, p := range pools {
+		go func() { // waited for below
+			ds, err := c.fetchAt(ctx, p, n, partitions, deadline)
+			results <- result{ds, err}
+		}()
+	}
+	var got []*Delivery
+	var failed []error
+	for range pools {
+		r := <-results
+		switch {
+		case len(r.ds) > 0 && got == nil:
+			got = r.ds
+			cancel()
+		case len(r.ds) > 0: // at the same moment
+			give, done := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+			c.end(give, opRelease, wire.Released, r.ds) // what does not get there is given back with the next connection
+			done()
+		case r.err != nil:
+			failed = append(failed, r.err)
+		}
+	}
+	if got == nil && len(failed) == len(pools) {
+		return nil, failed[0]
+	}
+	return got, nil
+}
+
+// fetchAt is Fetch at one broker group.
+func (c *Consumer) fetchAt(ctx context.Context, p *pool, n int, partitions []uint32, deadline time.Time) ([]*Delivery, error) {
+	m := c.takeMember(p)
+	defer c.putMember(m)
+	r := wire.FetchRequest{Topic: c.topic, Group: c.o.group, MessagesMax: uint32(n), BytesMax: uint32(c.o.batchBytes), Partitions: partitions}
+	begun := time.Now()
+	// A broker that has failed, or does not answer, holds nobody up for much longer than was wished.
+	ready, cancelReady := context.WithDeadline(ctx, latest(deadline, begun.Add(callTimeout)))
+	defer cancelReady()
+	answered, cancelAnswered := context.WithDeadline(ctx, latest(deadline, begun).Add(callTimeout))
 	defer cancelAnswered()
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
-		if err := c.Subscribe(ready); err != nil {
+		if err := c.subscribeAt(ready, p); err != nil {
 			return nil, c.stopped(opFetch, err)
 		}
 		paused, changed := c.pauses.state()
@@ -118,13 +181,13 @@ func (c *Consumer) Fetch(ctx context.Context, n int, opts ...FetchOption) ([]*De
 		}
 		if err == nil {
 			if out.Lease == 0 && out.Gap != 0 {
-				c.gap(out)
+				c.gap(out, l)
 				continue
 			}
 			if out.Lease == 0 {
 				return nil, nil
 			}
-			ds, err := c.deliveries(out, m.number, m.term(out))
+			ds, err := c.deliveries(out, m, l, m.term(out))
 			if err != nil {
 				m.disown(out.Lease, false)
 				return nil, newError(opFetch, c.topic, int(out.Partition), l.addr, err)
@@ -133,43 +196,58 @@ func (c *Consumer) Fetch(ctx context.Context, n int, opts ...FetchOption) ([]*De
 		}
 		e := newError(opFetch, c.topic, -1, addrOf(l), err)
 		if e.Code == wire.CodeGroupNotFound {
-			c.subscribed.Store(false)
+			c.subscribing.of(p).done.Store(false)
 		}
 		left := time.Until(deadline)
-		if wire.Traits[e.Code].Retry == wire.RetryNever || left <= 0 || !c.c.cluster.pause(ctx, min(max(pause, e.RetryAfter), left)) {
+		hopeless := wire.Traits[e.Code].Retry == wire.RetryNever && !c.lags(err, begun)
+		if hopeless || left <= 0 || !c.c.cluster.pause(ctx, min(max(pause, e.RetryAfter), left)) {
 			e.Outcome = Failed
 			return nil, c.stopped(opFetch, e)
 		}
 	}
 }
 
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
 // awaitResume waits until the consumer is resumed, deadline is there or ctx ends, whose error it returns.
 func (c *Consumer) awaitResume(ctx context.Context, changed <-chan struct{}, deadline time.Time) error {
 	t := time.NewTimer(time.Until(deadline))
 	defer t.Stop()
-	select {
-	case <-changed:
-	case <-t.C:
-	case <-ctx.Done():
+	for {
+		views := c.sub.changed()
+		c.pauses.overrides(c.settings(c.sub.view.Load()).paused)
+		select {
+		case <-changed:
+		case <-t.C:
+		case <-ctx.Done():
+		case <-views: // the registry may end the pause
+			continue
+		}
+		return ctx.Err()
 	}
-	return ctx.Err()
 }
 
 // Gap is a range of messages [From, To) that the group will never get: the broker has moved it over them.
 type Gap struct {
 	Topic, Group string
+	BrokerGroup  string
 	Partition    uint16
 	From, To     uint64
 	Reason       GapReason
 }
 
 // gap tells of a gap.
-func (c *Consumer) gap(r *wire.FetchResponse) {
+func (c *Consumer) gap(r *wire.FetchResponse, l *link) {
 	if c.o.onGap != nil {
-		c.o.onGap(Gap{c.topic, c.o.group, r.Partition, r.From, r.To, r.Gap})
+		c.o.onGap(Gap{c.topic, c.o.group, l.brokerGroup, r.Partition, r.From, r.To, r.Gap})
 		return
 	}
-	c.c.o.logger.Warn("messages will never come", "topic", c.topic, "group", c.o.group, "partition", r.Partition, "index", r.From, "to", r.To, "reason", r.Gap)
+	c.c.o.logger.Warn("messages will never come", "topic", c.topic, "group", c.o.group, "brokerGroup", l.brokerGroup, "partition", r.Partition, "index", r.From, "to", r.To, "reason", r.Gap)
 }
 
 // Seek moves where the consumer's group stands on the topic: SeekGroup. Other members see it at their next fetch; messages that
@@ -219,23 +297,29 @@ func (c *Consumer) ackRequest(member uint32) *wire.AckRequest {
 	return &wire.AckRequest{Topic: c.topic, Group: c.o.group, Member: member}
 }
 
-// takeMember returns a member for a Fetch, one in doubt first, so that the doubt ends.
-func (c *Consumer) takeMember() *member {
+// takeMember returns a member for a Fetch at p, one in doubt first, so that the doubt ends.
+func (c *Consumer) takeMember(p *pool) *member {
 	f := &c.fetchers
 	f.Lock()
 	defer f.Unlock()
-	n := len(f.idle)
-	if n == 0 {
-		m := c.c.newMember(c)
+	found := -1
+	for i, m := range f.idle {
+		if m.pool == p && (found < 0 || m.inDoubt()) {
+			if found = i; m.inDoubt() {
+				break
+			}
+		}
+	}
+	if found < 0 {
+		m := c.c.newMember(c, p)
 		if f.all == nil {
 			f.all = map[uint32]*member{}
 		}
 		f.all[m.number] = m
 		return m
 	}
-	i := max(slices.IndexFunc(f.idle, (*member).inDoubt), 0)
-	m := f.idle[i]
-	f.idle[i] = f.idle[n-1]
+	m, n := f.idle[found], len(f.idle)
+	f.idle[found] = f.idle[n-1]
 	f.idle = f.idle[:n-1]
 	m.setUsed(true)
 	return m
@@ -269,6 +353,7 @@ func (c *Consumer) end(ctx context.Context, op string, outcome wire.Outcome, ds 
 
 // endGroup is what one request can end.
 type endGroup struct {
+	pool     *pool
 	member   uint32
 	items    []wire.AckRange
 	deadline time.Time
@@ -285,7 +370,7 @@ func endRanges(ds []*Delivery, outcome wire.Outcome) []endGroup {
 		if !ok || len(groups[k].items) >= endItemsMax {
 			k = len(groups)
 			at[d.Member] = k
-			groups = append(groups, endGroup{member: d.Member})
+			groups = append(groups, endGroup{pool: d.pool, member: d.Member})
 		}
 		g := &groups[k]
 		if end := d.term.end(); end.After(g.deadline) {
@@ -307,7 +392,7 @@ func (c *Consumer) endAll(ctx context.Context, op string, g endGroup) error {
 	r.Items = g.items
 	unknown := false
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
-		l, err := c.c.cluster.await(ctx, g.member)
+		l, err := g.pool.await(ctx, g.member)
 		if err != nil {
 			c.ended(&g, nil)
 			return c.endError(op, g.items, nil, err, unknown)
@@ -347,7 +432,7 @@ func (c *Consumer) ended(g *endGroup, codes []wire.Code) {
 		}
 	}
 	c.c.track(m)
-	m.settle(c.c.cluster.pick(m.number))
+	m.settle(m.pool.pick(m.number))
 }
 
 func (c *Consumer) endError(op string, items []wire.AckRange, l *link, err error, unknown bool) error {
@@ -379,57 +464,3 @@ func (c *Consumer) endCodes(op string, l *link, items []wire.AckRange, codes []w
 // context.Cause is ErrLeaseExpired then. A handler that needs longer than the ack timeout asks for it with Delivery.Extend, or
 // its consumer does (ExtendLeases).
 type Handler func(ctx context.Context, d *Delivery) error
-
-// Run receives messages and gives them to the handler, Concurrency at a time, those of one partition one after the other.
-// What was handled is acknowledged in the background. Connections and brokers that come back are used again.
-//
-// It returns nil when ctx has ended: the handlers that run are waited for, their messages acknowledged, the others given
-// back. It returns an error when going on cannot help, for example when there is no such topic, and ErrClosed when the
-// client is closed.
-func (c *Consumer) Run(ctx context.Context, h Handler) error {
-	if h == nil {
-		return newError(opFetch, c.topic, -1, "", wire.Errorf(wire.CodeInvalid, "the handler is nil"))
-	}
-	if !c.c.runs.enter() {
-		return errClosed(opFetch, c.topic)
-	}
-	defer c.c.runs.leave()
-	run, cancel := c.c.until(ctx)
-	defer cancel()
-	if err := c.Subscribe(run); err != nil {
-		if ctx.Err() != nil {
-			return nil
-		}
-		return c.stopped(opSubscribe, err)
-	}
-	handling, stopHandling := context.WithCancel(context.WithoutCancel(ctx))
-	defer stopHandling()
-	late := make(chan *time.Timer, 1)
-	stopLate := context.AfterFunc(run, func() { late <- time.AfterFunc(c.o.stopTimeout, stopHandling) })
-	defer func() {
-		if !stopLate() {
-			(<-late).Stop()
-		}
-	}()
-
-	var loops sync.WaitGroup
-	errs := make([]error, c.o.concurrency)
-	for i := range errs {
-		loops.Go(func() {
-			l := newLoop(c, h)
-			if errs[i] = l.run(run, handling); errs[i] != nil {
-				cancel() // one cannot go on: neither can the others
-			}
-		})
-	}
-	loops.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return c.stopped(opFetch, err)
-		}
-	}
-	if ctx.Err() == nil {
-		return c.stopped(opFetch, nil)
-	}
-	return nil
-}

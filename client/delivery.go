@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/jmqio/jmq/wire"
@@ -21,8 +22,14 @@ type Delivery struct {
 	StoredAt time.Time // at the broker
 
 	consumer  *Consumer
+	pool      *pool // which gave it
 	partition uint16
 	term      *term
+}
+
+// Location is where the message is stored: broker group, partition and index, as "bg1/3/4711".
+func (d *Delivery) Location() string {
+	return fmt.Sprintf("%s/%d", location(d.BrokerGroup, d.partition), d.Index)
 }
 
 // Ack says that the message was handled: the group does not get it again. nil: that is on disk. Errors that are
@@ -42,14 +49,14 @@ func (d *Delivery) Release(ctx context.Context) error {
 }
 
 // deliveries reads what of a fetch's batches belongs to its lease. The batches are kept by the deliveries.
-func (c *Consumer) deliveries(r *wire.FetchResponse, member uint32, t *term) ([]*Delivery, error) {
+func (c *Consumer) deliveries(r *wire.FetchResponse, m *member, l *link, t *term) ([]*Delivery, error) {
 	partition, deadline, attempt := r.Partition, t.end(), max(int(r.Attempt), 1)
 	all := make([]Delivery, 0, r.To-r.From)
-	err := c.c.readBatches(r.Batches, r.From, r.To, func(index uint64, stored time.Time, m wire.Message) {
+	err := c.c.readBatches(r.Batches, r.From, r.To, func(index uint64, stored time.Time, w wire.Message) {
 		all = append(all, Delivery{
-			Message: messageOf(c.topic, &partition, m),
-			Group:   c.o.group, Index: index, Epoch: r.Epoch, Lease: r.Lease, Member: member, Deadline: deadline, Attempt: attempt,
-			BornAt: time.Unix(0, m.BornNs), StoredAt: stored, consumer: c, partition: r.Partition, term: t,
+			Message: messageOf(c.topic, l.brokerGroup, &partition, w),
+			Group:   c.o.group, Index: index, Epoch: r.Epoch, Lease: r.Lease, Member: m.number, Deadline: deadline, Attempt: attempt,
+			BornAt: time.Unix(0, w.BornNs), StoredAt: stored, consumer: c, pool: m.pool, partition: r.Partition, term: t,
 		})
 	})
 	if err != nil {

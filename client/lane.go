@@ -95,8 +95,10 @@ func (p *pending) own() {
 // matters, further sends wait, and go together in the next batch. Nobody waits for others to come: an idle lane sends at
 // once. Its queue is as long as there are callers waiting, and producers' buffers of asynchronous sends have room.
 type lane struct {
-	topic     *topic
-	partition uint32 // not of the lane of sends without order key
+	topic       *topic
+	partition   uint32 // not of the lane of sends without order key, and so are those below
+	brokerGroup string
+	pool        atomic.Pointer[pool] // where the broker group is now
 
 	sequence atomic.Uint64 // of the next message
 
@@ -106,8 +108,6 @@ type lane struct {
 		queue    []*pending
 	}
 }
-
-func (l *lane) init(t *topic, partition uint32) { l.topic, l.partition = t, partition }
 
 // isFree says that the lane's batches go to any partition.
 func (l *lane) isFree() bool { return l == &l.topic.free }
@@ -164,7 +164,7 @@ func (l *lane) next(last *route, reader *link) {
 		l.cut(late)
 		l.mu.Unlock()
 		for _, p := range dropped {
-			p.result = sendResult{partition: uint16(l.partition), err: wire.Errorf(wire.CodeTimeout, "not sent: %v are over", p.o.timeout)}
+			p.result = sendResult{partition: uint16(l.partition), brokerGroup: l.brokerGroup, err: wire.Errorf(wire.CodeTimeout, "not sent: %v are over", p.o.timeout)}
 			l.topic.c.finish(p)
 		}
 		l.mu.Lock()
@@ -185,7 +185,7 @@ func (l *lane) next(last *route, reader *link) {
 		return
 	}
 	rt := l.topic.route.Load()
-	if rt == nil { // forgotten, and nobody asked for a new one yet: if a partition is not there any more, the broker says so
+	if rt == nil || rt.err != nil { // forgotten, and nobody asked for a new one yet: if a partition is not there any more, the broker says so
 		rt = last
 	}
 	f := l.topic.c.flight(l, rt)
@@ -222,23 +222,23 @@ func (p *pending) isLate(now time.Time) bool { return p.async != nil && now.Afte
 // flight is one batch on its way: its attempts, until its outcome. It has no goroutine: it goes on when its answer comes,
 // on the connection's goroutine, or when its timer goes off. Used again by its client.
 type flight struct {
-	c           *Client
-	lane        *lane
-	route       *route
-	counted     bool // in lane.mu.inFlight
-	partition   uint16
-	sends       []*pending
-	msgs        []wire.Message // scratch
-	header      []byte
-	batch       []byte
-	deadline    time.Time
-	pause       time.Duration
-	broker      string
-	brokerGroup string
-	attempts    int
-	unknown     int
-	done        func(wire.Frame, error) // answered, bound once
-	timer       *time.Timer             // alarm, bound once
+	c        *Client
+	lane     *lane
+	route    *route
+	target   *lane // of the partition that it goes to: lane, unless that is the free one
+	counted  bool  // in lane.mu.inFlight
+	sends    []*pending
+	msgs     []wire.Message // scratch
+	header   []byte
+	batch    []byte
+	deadline time.Time
+	pause    time.Duration
+	broker   string
+	attempts int
+	moves    int // to another broker group
+	unknown  int
+	done     func(wire.Frame, error) // answered, bound once
+	timer    *time.Timer             // alarm, bound once
 
 	mu struct {
 		sync.Mutex
@@ -266,14 +266,14 @@ func (c *Client) flight(l *lane, rt *route) *flight {
 		f.timer.Stop()
 	}
 	c.sends.add()
-	f.lane, f.route, f.pause, f.attempts, f.unknown, f.broker, f.brokerGroup = l, rt, retryMin, 0, 0, "", ""
+	f.lane, f.target, f.route, f.pause, f.attempts, f.moves, f.unknown, f.broker = l, l, rt, retryMin, 0, 0, 0, ""
 	return f
 }
 
 func (c *Client) putFlight(f *flight) {
 	clear(f.sends)
 	clear(f.msgs)
-	f.sends, f.msgs, f.lane, f.route, f.mu.link = f.sends[:0], f.msgs[:0], nil, nil, nil
+	f.sends, f.msgs, f.lane, f.target, f.route, f.mu.link = f.sends[:0], f.msgs[:0], nil, nil, nil, nil
 	if cap(f.batch) > batchKeepMax {
 		f.batch = nil
 	}
@@ -284,22 +284,48 @@ func (c *Client) putFlight(f *flight) {
 func (f *flight) start(deadline time.Time, reader *link) {
 	f.deadline = deadline
 	if f.lane.isFree() {
-		f.partition = f.route.next(f.lane.topic.turn.Add(1))
-	} else {
-		f.partition = uint16(f.lane.partition)
+		f.target = f.route.next(f.lane.topic.turn.Add(1))
+		if len(f.route.pools) > 1 && f.target.pool.Load().pick(0) == nil {
+			f.target = f.elsewhere()
+		}
 	}
-	if int(f.partition) < len(f.route.partitions) {
-		f.brokerGroup = f.route.partitions[f.partition].brokerGroup
-	}
-	if !f.encode() {
+	if !f.prepare() {
 		f.end(reader)
 		return
 	}
+	f.attempt(reader)
+}
+
+// prepare makes request and batch for the target; false: nothing is left to be sent.
+func (f *flight) prepare() bool {
+	if !f.encode() {
+		return false
+	}
 	r := wire.ProduceRequest{
-		Topic: f.lane.topic.name, Partition: f.partition, RouteVersion: f.route.version, TopicID: f.route.topicID, TimeoutMs: uint32(f.try().Milliseconds()),
+		Topic: f.lane.topic.name, Partition: uint16(f.target.partition), RouteVersion: f.route.version, TopicID: f.route.topicID, TimeoutMs: uint32(f.try().Milliseconds()),
 	}
 	f.header = wire.AppendProduceRequest(f.header[:0], &r)
-	f.attempt(reader)
+	return true
+}
+
+// elsewhere returns a partition of another broker group than the target's, one with a connection if there is any; the
+// target when there is none. Only for what may go to any partition.
+func (f *flight) elsewhere() *lane {
+	r := f.route
+	now, n := f.target.pool.Load(), f.lane.topic.turn.Add(1)
+	other := f.target
+	for i := range uint32(len(r.active)) {
+		l := r.next(n + i)
+		if p := l.pool.Load(); p == now {
+			continue
+		} else if p.pick(0) != nil {
+			return l
+		}
+		if other == f.target {
+			other = l
+		}
+	}
+	return other
 }
 
 // try is the time of one attempt.
@@ -340,13 +366,8 @@ func (f *flight) encodeAll() error {
 		f.msgs = append(f.msgs, p.msgs...)
 		size += p.size
 	}
-	// The sequence belongs to the partition, whichever lane the messages came by.
-	sequence := &f.lane.sequence
-	if int(f.partition) < len(f.route.partitions) {
-		sequence = &f.route.partitions[f.partition].lane.sequence
-	}
 	n := uint64(len(f.msgs))
-	first := sequence.Add(n) - n
+	first := f.target.sequence.Add(n) - n // it is the partition's, whichever lane the messages came by
 	o := f.sends[0].o
 	f.batch = slices.Grow(f.batch[:0], size) // at once; size is near enough
 	var err error
@@ -371,7 +392,7 @@ func (f *flight) fail(err error) {
 func (f *flight) attempt(reader *link) {
 	l := f.link()
 	if l == nil {
-		f.ended(f.c.cluster.none(), reader)
+		f.ended(f.target.pool.Load().none(), reader)
 		return
 	}
 	now := f.deadline.Add(-f.sends[0].o.timeout) // near enough, and it saves asking the clock
@@ -402,10 +423,11 @@ func (f *flight) attempt(reader *link) {
 
 // link is the connection for the next attempt: where order matters the same one as long as it is good.
 func (f *flight) link() *link {
+	p := f.target.pool.Load()
 	if f.lane.isFree() || f.attempts > 0 {
-		return f.c.cluster.next()
+		return p.next()
 	}
-	return f.c.cluster.pick(f.lane.partition)
+	return p.pick(f.lane.partition)
 }
 
 // answered is called with the answer of the attempt, or its connection's end.
@@ -450,6 +472,10 @@ func (f *flight) alarm() {
 	f.mu.phase = phaseIdle
 	f.mu.Unlock()
 	if was == phasePausing {
+		if len(f.header) == 0 && !f.prepare() { // for another partition
+			f.end(nil)
+			return
+		}
 		f.attempt(nil)
 		return
 	}
@@ -465,11 +491,26 @@ func (f *flight) ended(err error, reader *link) {
 	pause := f.pause/2 + rand.N(f.pause/2)
 	f.pause = min(2*f.pause, retryMax)
 	if c, ok := err.(*wire.CodeError); ok {
-		pause = max(pause, min(c.RetryAfter, retryAfterMax))
+		after := c.RetryAfter
+		if code != wire.CodeLimited { // which says exactly when
+			after = min(after, retryAfterMax)
+		}
+		pause = max(pause, after)
 	}
 	now := time.Now()
 	// A partition that is not there is asked for again with a new route, by Send.
 	again := wire.Traits[code].Retry != wire.RetryNever && code != wire.CodePartitionNotFound
+	move := wire.Traits[code].Retry == wire.RetryElsewhere
+	if f.route.watched && lags(code) {
+		if r := f.lane.topic.route.Load(); r != nil && r.err != nil {
+			err = r.err // that it may not be sent is known by now
+		} else {
+			again, move = true, true
+		}
+	}
+	if move = move && f.lane.isFree() && len(f.route.pools) > 1; move && f.moves < len(f.route.pools)-1 {
+		pause = 0 // nobody was asked there yet
+	}
 	// What is known not to be stored is not made unknown by a last attempt that has hardly any time for its answer.
 	least := time.Duration(0)
 	if f.unknown == 0 {
@@ -479,10 +520,23 @@ func (f *flight) ended(err error, reader *link) {
 		f.resolve(wire.ProduceResponse{}, err, reader)
 		return
 	}
+	if move {
+		f.moves++
+		if to := f.elsewhere(); to != f.target {
+			f.target = to
+			// A new batch, with a number of its own. It is made where the timer goes off: a goroutine that others wait for is not kept.
+			f.header = f.header[:0]
+		}
+	}
 	f.mu.Lock()
 	f.mu.phase, f.mu.until = phasePausing, now.Add(pause)
 	f.timer.Reset(pause)
 	f.mu.Unlock()
+}
+
+// lags reports whether a broker may say so because it has not heard yet of what a registry says.
+func lags(c wire.Code) bool {
+	return c == wire.CodeTopicNotFound || c == wire.CodePartitionNotFound || c == wire.CodeForbidden
 }
 
 // wanted says whether anybody still waits.
@@ -498,7 +552,7 @@ func (f *flight) wanted() bool {
 // resolve tells every send its result. err is that of the last attempt; nil: stored.
 func (f *flight) resolve(r wire.ProduceResponse, err error, reader *link) {
 	result := sendResult{
-		partition: f.partition, first: r.FirstIndex, stored: r.StoredNs, broker: f.broker, brokerGroup: f.brokerGroup,
+		first: r.FirstIndex, stored: r.StoredNs, broker: f.broker,
 		attempts: f.attempts, unknown: f.unknown, err: err,
 	}
 	if err != nil && f.unknown > 0 {
@@ -517,7 +571,7 @@ func (f *flight) resolve(r wire.ProduceResponse, err error, reader *link) {
 
 // deliver wakes the caller of p, or hands it to the goroutine of callbacks. p is its caller's again, or nobody's.
 func (f *flight) deliver(p *pending, offset uint64, r sendResult) {
-	r.partition = f.partition
+	r.partition, r.brokerGroup = uint16(f.target.partition), f.target.brokerGroup
 	r.first += offset
 	p.result = r
 	if p.async != nil {

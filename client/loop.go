@@ -20,6 +20,7 @@ const settleTimeout = 5 * time.Second
 type loop struct {
 	c       *Consumer
 	h       Handler
+	turns   *turns
 	m       *member
 	backoff time.Duration
 	timer   *time.Timer // sends what was handled while a handler runs on
@@ -43,9 +44,8 @@ type ackItem struct {
 	unknown bool // an attempt may have arrived
 }
 
-func newLoop(c *Consumer, h Handler) *loop {
-	l := &loop{c: c, h: h, m: c.c.newMember(c), backoff: c.o.backoffMin}
-	return l
+func newLoop(r *run, at *pool) *loop {
+	return &loop{c: r.c, h: r.h, turns: r.turns, m: r.c.c.newMember(r.c, at), backoff: r.c.o.backoffMin}
 }
 
 func (l *loop) logger() *slog.Logger { return l.c.c.o.logger }
@@ -53,30 +53,45 @@ func (l *loop) logger() *slog.Logger { return l.c.c.o.logger }
 // run goes on until ctx ends (nil) or an error says that it is no use.
 func (l *loop) run(ctx, handling context.Context) error {
 	defer l.settle()
-	r := wire.FetchRequest{
-		Topic: l.c.topic, Group: l.c.o.group, MessagesMax: uint32(l.c.o.batch), BytesMax: uint32(l.c.o.batchBytes),
-		WaitMs: waitMs(l.c.o.wait),
+	if err := l.c.subscribeAt(ctx, l.m.pool); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
 	}
+	r := wire.FetchRequest{Topic: l.c.topic, Group: l.c.o.group, BytesMax: uint32(l.c.o.batchBytes)}
 	pause := retryMin
+	var since time.Time // when what may be a lag began; zero: there is none
 	for ctx.Err() == nil {
 		paused, changed := l.c.pauses.state()
 		if paused {
 			l.pause(ctx, changed)
 			continue
 		}
+		if !l.turns.free(ctx) {
+			break
+		}
+		s := l.c.settings(l.c.sub.view.Load())
+		r.MessagesMax, r.WaitMs = uint32(s.batch), waitMs(s.wait)
 		out, link, err := l.m.fetch(ctx, &r, changed, l.resend)
 		if err == errPaused {
 			continue
 		}
 		if err == nil {
-			pause = retryMin
+			pause, since = retryMin, time.Time{}
 			if out.Lease == 0 && out.Gap != 0 {
-				l.c.gap(out)
+				l.c.gap(out, link)
 			}
 			if out.Lease == 0 {
 				continue
 			}
-			if err = l.handle(ctx, handling, link, out); err == nil {
+			if !l.turns.take(ctx, min(turnWait, time.Duration(out.LeaseMs)*time.Millisecond/4)) {
+				l.giveBack(link, out)
+				continue
+			}
+			err = l.handle(ctx, handling, link, out)
+			l.turns.put()
+			if err == nil {
 				continue
 			}
 		}
@@ -85,15 +100,20 @@ func (l *loop) run(ctx, handling context.Context) error {
 		}
 		e := newError(opFetch, l.c.topic, -1, addrOf(link), err)
 		e.Outcome = Failed
+		if since.IsZero() {
+			since = time.Now()
+		}
 		switch {
 		case e.Code == wire.CodeGroupNotFound:
-			l.c.subscribed.Store(false)
-			if err := l.c.Subscribe(ctx); err != nil {
+			l.c.subscribing.of(l.m.pool).done.Store(false)
+			if err := l.c.subscribeAt(ctx, l.m.pool); err != nil {
 				if ctx.Err() != nil {
 					return nil
 				}
 				return err
 			}
+		case l.c.lags(err, since), e.Code == wire.CodeUnauthenticated && time.Since(since) < refusedTime:
+			pause = max(pause, retryMax)
 		case wire.Traits[e.Code].Retry == wire.RetryNever:
 			return e
 		}
@@ -104,11 +124,22 @@ func (l *loop) run(ctx, handling context.Context) error {
 	return nil
 }
 
+// refusedTime is how long a loop goes on while a broker does not take the client's credentials: it may have started from older
+// metadata than we have.
+const refusedTime = 30 * time.Second
+
+// giveBack gives a lease back that came to no turn.
+func (l *loop) giveBack(link *link, r *wire.FetchResponse) {
+	l.start(ackItem{AckRange: wire.AckRange{Partition: r.Partition, Lease: r.Lease, From: r.From, To: r.To, Outcome: wire.Released}, term: l.m.term(r)})
+	l.pump(link)
+}
+
 // await waits for d, but only until there is a connection if that was the matter.
 func (l *loop) await(ctx context.Context, d time.Duration, had *link) {
 	if had == nil {
-		l.c.c.cluster.await(ctx, l.m.number)
-		return
+		if _, err := l.m.pool.await(ctx, l.m.number); codeOf(err) != wire.CodeUnauthenticated {
+			return
+		}
 	}
 	l.c.c.cluster.pause(ctx, d)
 }
@@ -116,7 +147,7 @@ func (l *loop) await(ctx context.Context, d time.Duration, had *link) {
 // handle handles the messages of a lease. An error means that they could not be read.
 func (l *loop) handle(ctx, handling context.Context, link *link, r *wire.FetchResponse) error {
 	term := l.m.term(r)
-	ds, err := l.c.deliveries(r, l.m.number, term)
+	ds, err := l.c.deliveries(r, l.m, link, term)
 	if err != nil {
 		l.m.disown(r.Lease, false)
 		l.logger().Error("what was fetched cannot be read", "topic", l.c.topic, "partition", r.Partition, "index", r.From, "err", err)
@@ -202,7 +233,7 @@ func (l *loop) arm(t *term) {
 	}
 	l.timer = time.AfterFunc(l.c.o.ackAfter, func() {
 		l.flush(t)
-		if link := l.c.c.cluster.pick(l.m.number); link != nil {
+		if link := l.m.pool.pick(l.m.number); link != nil {
 			l.pump(link)
 		}
 	})
@@ -322,7 +353,7 @@ func (l *loop) drain(ctx context.Context) {
 				return
 			}
 		case queued > 0:
-			link, err := l.c.c.cluster.await(ctx, l.m.number)
+			link, err := l.m.pool.await(ctx, l.m.number)
 			if err != nil {
 				return
 			}

@@ -19,6 +19,7 @@ import (
 // no connection, as soon as one comes up.
 type member struct {
 	c      *Consumer
+	pool   *pool // where it leases
 	number uint32
 
 	mu struct {
@@ -40,8 +41,8 @@ type lease struct {
 	doubt    bool                                      // what gave some of it back may not have arrived
 }
 
-func (c *Client) newMember(k *Consumer) *member {
-	m := &member{c: k, number: c.members.Add(1)}
+func (c *Client) newMember(k *Consumer, at *pool) *member {
+	m := &member{c: k, pool: at, number: c.members.Add(1)}
 	m.mu.used = true
 	return m
 }
@@ -62,9 +63,9 @@ type fetchCall struct {
 // with the connection first: what it starts there reaches the broker before the fetch.
 func (m *member) fetch(ctx context.Context, r *wire.FetchRequest, paused <-chan struct{}, before func(*link)) (*wire.FetchResponse, *link, error) {
 	c := m.c.c
-	l := c.cluster.pick(m.number)
+	l := m.pool.pick(m.number)
 	if l == nil {
-		return nil, nil, c.cluster.none()
+		return nil, nil, m.pool.none()
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, l, err
@@ -278,7 +279,7 @@ func (m *member) retire(ctx context.Context) {
 	c := m.c.c
 	c.track(m)
 	answered := make(chan struct{})
-	if m.leave(c.cluster.pick(m.number), func() { close(answered) }) {
+	if m.leave(m.pool.pick(m.number), func() { close(answered) }) {
 		select {
 		case <-answered:
 		case <-ctx.Done():
@@ -290,7 +291,7 @@ func (m *member) retire(ctx context.Context) {
 func (m *member) rest() {
 	m.setUsed(false)
 	m.c.c.track(m)
-	m.settle(m.c.c.cluster.pick(m.number))
+	m.settle(m.pool.pick(m.number))
 }
 
 // settle leaves over l if the member is in doubt and nobody uses it.
@@ -379,7 +380,9 @@ func (c *Client) tracked() []*member {
 // connected is called when a connection came up.
 func (c *Client) connected(l *link) {
 	for _, m := range c.tracked() {
-		m.settle(l)
+		if m.pool == l.pool {
+			m.settle(l)
+		}
 	}
 }
 

@@ -1,6 +1,8 @@
 package client
 
 import (
+	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -26,6 +28,8 @@ type Message struct {
 	Flag      uint16  // yours
 	Priority  uint8   // 0..9
 	Partition *uint16 // where to; nil: by OrderKey, else in turn
+	// BrokerGroup says, with Partition, of which broker group; empty: the first that has it. It is set on delivery.
+	BrokerGroup string
 }
 
 // Receipt says where a message is stored. With an error of Send it still has MessageID and Topic.
@@ -35,17 +39,22 @@ type Receipt struct {
 	BrokerGroup string
 	Partition   uint16
 	Index       uint64
-	StoredAt    time.Time
-	Attempts    int // how often it was sent
+	StoredAt    time.Time // at the broker
+	Attempts    int       // how often it was sent
 	// Unknown counts the attempts whose outcome stayed unknown: each may have left another copy. -1: Send returned while its
 	// batch was under way, because its context or its time had ended.
 	Unknown int
 }
 
 // KeyPartition returns the partition of an order key: xxhash64 of its bytes, modulo the number of partitions. It is part of
-// the protocol: every SDK and version computes the same.
+// the protocol: every SDK and version computes the same. With several broker groups it is the place in the list of all partitions
+// that take messages, by broker group and number.
 func KeyPartition(orderKey string, partitions int) uint16 {
-	return uint16(xxhash.Sum64String(orderKey) % uint64(partitions))
+	return uint16(keyPlace(orderKey, partitions))
+}
+
+func keyPlace(orderKey string, places int) int {
+	return int(xxhash.Sum64String(orderKey) % uint64(places))
 }
 
 // encode fills w for m.
@@ -60,4 +69,16 @@ func (m *Message) size() int {
 		n += 4 + len(m.Headers[i].Key) + len(m.Headers[i].Value)
 	}
 	return n
+}
+
+// Location is where the message is stored: broker group, partition and index, as "bg1/3/4711".
+func (r *Receipt) Location() string {
+	return fmt.Sprintf("%s/%d", location(r.BrokerGroup, r.Partition), r.Index)
+}
+
+func location(brokerGroup string, partition uint16) string {
+	if brokerGroup == "" {
+		return strconv.Itoa(int(partition))
+	}
+	return brokerGroup + "/" + strconv.Itoa(int(partition))
 }

@@ -185,6 +185,11 @@ const (
 	FromBeginning = StartAt(wire.StartBeginning) // with the first message that is kept
 )
 
+const (
+	concurrencyMax = 4096
+	pollWaitMax    = 30 * time.Second
+)
+
 // ConsumerOption is for Client.Consumer.
 type ConsumerOption func(*consumerOptions) error
 
@@ -236,7 +241,7 @@ func Start(at StartAt) ConsumerOption {
 func Concurrency(n int) ConsumerOption {
 	return func(o *consumerOptions) error {
 		o.concurrency = n
-		return between("Concurrency", n, 1, 4096)
+		return between("Concurrency", n, 1, concurrencyMax)
 	}
 }
 
@@ -261,7 +266,7 @@ func BatchBytes(n int) ConsumerOption {
 func PollWait(d time.Duration) ConsumerOption {
 	return func(o *consumerOptions) error {
 		o.wait = d
-		if d < time.Millisecond || d > 30*time.Second {
+		if d < time.Millisecond || d > pollWaitMax {
 			return fmt.Errorf("PollWait: %v is not 1 ms to 30 s", d)
 		}
 		return nil

@@ -10,8 +10,9 @@ import (
 // pauses is whether a consumer is paused.
 type pauses struct {
 	sync.Mutex
-	paused  bool
-	changed chan struct{} // closed when that changes; renewed
+	paused   bool          // by Pause
+	override bool          // by the registry
+	changed  chan struct{} // closed when one of them, or another setting, changes; renewed
 }
 
 func (p *pauses) set(paused bool) {
@@ -19,16 +20,38 @@ func (p *pauses) set(paused bool) {
 	defer p.Unlock()
 	if p.paused != paused {
 		p.paused = paused
-		close(p.changed)
-		p.changed = make(chan struct{})
+		p.poke()
 	}
+}
+
+// overrides takes what the registry says.
+func (p *pauses) overrides(paused bool) {
+	p.Lock()
+	defer p.Unlock()
+	if p.override != paused {
+		p.override = paused
+		p.poke()
+	}
+}
+
+// again ends fetches that wait: they are begun with other settings.
+func (p *pauses) again() {
+	p.Lock()
+	defer p.Unlock()
+	p.poke()
+}
+
+// poke tells of a change. p is locked.
+func (p *pauses) poke() {
+	close(p.changed)
+	p.changed = make(chan struct{})
 }
 
 // state also returns what is closed when it changes.
 func (p *pauses) state() (paused bool, changed <-chan struct{}) {
 	p.Lock()
 	defer p.Unlock()
-	return p.paused, p.changed
+	return p.paused || p.override, p.changed
 }
 
 // errPaused ends a fetch that waits when its consumer is paused.
@@ -42,7 +65,7 @@ func (c *Consumer) Pause() { c.pauses.set(true) }
 // Resume ends a Pause.
 func (c *Consumer) Resume() { c.pauses.set(false) }
 
-// Paused says whether the consumer is paused by its own Pause. (An operator's pause of the topic is PauseConsume.)
+// Paused says whether the consumer is paused, by Pause or by the registry. (An operator's pause of the topic is PauseConsume.)
 func (c *Consumer) Paused() bool {
 	paused, _ := c.pauses.state()
 	return paused

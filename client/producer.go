@@ -57,8 +57,10 @@ func (p *Producer) Send(ctx context.Context, m *Message) (Receipt, error) {
 	if err != nil {
 		return receipt, p.failed(-1, "", 0, err)
 	}
+	o := rt.options(p.o)
+	deadline = now.Add(o.timeout)
 	for {
-		r, err := p.sendOne(ctx, m, id, now.UnixNano(), deadline, rt)
+		r, err := p.sendOne(ctx, m, id, now.UnixNano(), o, deadline, rt)
 		receipt.Attempts += r.attempts
 		if receipt.Unknown += r.unknown; r.unknown < 0 {
 			receipt.Unknown = -1
@@ -83,7 +85,7 @@ func (p *Producer) Send(ctx context.Context, m *Message) (Receipt, error) {
 	}
 }
 
-func (p *Producer) sendOne(ctx context.Context, m *Message, id ulid.ULID, born int64, deadline time.Time, rt *route) (sendResult, *Error) {
+func (p *Producer) sendOne(ctx context.Context, m *Message, id ulid.ULID, born int64, o *producerOptions, deadline time.Time, rt *route) (sendResult, *Error) {
 	l, width, err := p.lane(m, rt)
 	if err != nil {
 		return sendResult{}, p.failed(-1, "", 0, err)
@@ -92,7 +94,7 @@ func (p *Producer) sendOne(ctx context.Context, m *Message, id ulid.ULID, born i
 		return sendResult{}, p.failed(-1, "", 0, wire.Errorf(wire.CodeClosed, "the client was closed"))
 	}
 	defer p.c.sends.leave()
-	w := p.c.pending(p.o)
+	w := p.c.pending(o)
 	m.encode(&w.one[0], id, born)
 	w.msgs, w.size = w.one[:], m.size()
 	queued := l.send(w, width, deadline, rt)
@@ -140,10 +142,12 @@ func (p *Producer) SendBatch(ctx context.Context, msgs []*Message) ([]Receipt, e
 	if err != nil {
 		return refuse(err)
 	}
+	o := rt.options(p.o)
+	deadline = now.Add(o.timeout)
 	parts := p.parts(msgs, errs, rt)
 	for i := range parts {
 		part := &parts[i]
-		w := p.c.pending(p.o)
+		w := p.c.pending(o)
 		for _, k := range part.members {
 			w.msgs = append(w.msgs, encoded[k])
 			w.size += msgs[k].size()
@@ -222,7 +226,7 @@ func (p *Producer) id(m *Message, now time.Time) (ulid.ULID, error) {
 // route returns the route, a newer one than old.
 func (p *Producer) route(ctx context.Context, old *route, deadline time.Time) (*route, error) {
 	if r := p.topic.route.Load(); r != nil && r != old {
-		return r, nil
+		return r, r.err
 	}
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
@@ -233,12 +237,13 @@ func (p *Producer) route(ctx context.Context, old *route, deadline time.Time) (*
 func (p *Producer) lane(m *Message, rt *route) (*lane, int, error) {
 	switch {
 	case m.Partition != nil:
-		if int(*m.Partition) >= len(rt.partitions) {
-			return nil, 0, wire.Errorf(wire.CodePartitionNotFound, "topic %q has no partition %d: it has %d", p.topic.name, *m.Partition, len(rt.partitions))
+		l := rt.find(m.BrokerGroup, *m.Partition)
+		if l == nil {
+			return nil, 0, wire.Errorf(wire.CodePartitionNotFound, "topic %q has no partition %s: it has %d", p.topic.name, location(m.BrokerGroup, *m.Partition), len(rt.partitions))
 		}
-		return rt.partitions[*m.Partition].lane, 1, nil
+		return l, 1, nil
 	case m.OrderKey != "":
-		return rt.partitions[KeyPartition(m.OrderKey, len(rt.partitions))].lane, 1, nil
+		return rt.keyed[keyPlace(m.OrderKey, len(rt.keyed))], 1, nil
 	}
 	return &p.topic.free, p.o.mergeAfter, nil
 }

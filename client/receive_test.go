@@ -294,7 +294,7 @@ func TestGaps(t *testing.T) {
 		if err != nil || len(ds) != 1 || ds[0].Index != 4 || ds[0].Ack(ctx) != nil {
 			t.Fatalf("%v, %v", ds, err)
 		}
-		want := []Gap{{"orders", "app", 0, 0, 3, GapDamaged}, {"orders", "app", 0, 3, 4, GapDamaged}}
+		want := []Gap{{"orders", "app", "bg1", 0, 0, 3, GapDamaged}, {"orders", "app", "bg1", 0, 3, 4, GapDamaged}}
 		if !slices.Equal(gaps, want) {
 			t.Errorf("got %v", gaps)
 		}
@@ -307,7 +307,7 @@ func TestGaps(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if want = append(want, Gap{"orders", "app", 0, 9, 10, GapDamaged}); !slices.Equal(gaps, want) || time.Since(begun) > 2*time.Second {
+		if want = append(want, Gap{"orders", "app", "bg1", 0, 9, 10, GapDamaged}); !slices.Equal(gaps, want) || time.Since(begun) > 2*time.Second {
 			t.Errorf("got %v after %v", gaps, time.Since(begun))
 		}
 	})

@@ -11,22 +11,28 @@ var _ wire.Registry = (*Cluster)(nil)
 
 // WatchRoutes implements wire.Registry: it asks one node that holds metadata.
 func (c *Cluster) WatchRoutes(ctx context.Context, r *wire.WatchRoutesRequest, done func(*wire.WatchRoutesResponse, error)) {
-	watch(ctx, c, wire.CommandWatchRoutes, r, new(wire.WatchRoutesResponse), done)
+	park(ctx, c, wire.CommandWatchRoutes, r, new(wire.WatchRoutesResponse), done)
 }
 
 // WatchObjects implements wire.Registry.
 func (c *Cluster) WatchObjects(ctx context.Context, r *wire.WatchObjectsRequest, done func(*wire.WatchObjectsResponse, error)) {
-	watch(ctx, c, wire.CommandWatchObjects, r, new(wire.WatchObjectsResponse), done)
+	park(ctx, c, wire.CommandWatchObjects, r, new(wire.WatchObjectsResponse), done)
 }
 
-func watch[R proto.Message](ctx context.Context, c *Cluster, command wire.Command, request proto.Message, response R, done func(R, error)) {
+func park[R proto.Message](ctx context.Context, c *Cluster, command wire.Command, request proto.Message, response R, done func(R, error)) {
 	var none R
 	header, err := proto.Marshal(request)
 	if err != nil {
 		done(none, wire.Errorf(wire.CodeInvalid, "the request cannot be encoded: %v", err))
 		return
 	}
-	c.remote(ctx, wire.CodeTimeout, command, header, nil, func(_ *link, f wire.Frame, err error) {
+	p := c.at()
+	l := p.any()
+	if l == nil {
+		done(none, p.none())
+		return
+	}
+	l.remote(ctx, wire.CodeTimeout, command, header, nil, func(_ *link, f wire.Frame, err error) {
 		if err == nil {
 			if err = proto.Unmarshal(f.Header, response); err != nil {
 				err = wire.Errorf(wire.CodeMalformed, "the answer cannot be read: %v", err)

@@ -93,7 +93,7 @@ func (d *Delivery) Extend(ctx context.Context, by time.Duration) error {
 	defer cancel()
 	var out wire.ExtendResponse
 	r := c.extendRequest(d.Member, d.partition, d.Lease, by)
-	if err := c.c.cluster.call(ctx, opExtend, c.topic, repeatAlways, wire.CommandExtend, r, &out); err != nil {
+	if err := d.pool.call(ctx, opExtend, c.topic, repeatAlways, wire.CommandExtend, r, &out); err != nil {
 		return err
 	}
 	if err := extended(&out, d.term); err != nil {
@@ -172,7 +172,7 @@ func (k *keeper) tick() {
 	if over || by <= 0 || time.Until(k.term.end()) > k.leaseTime*2/3 {
 		return
 	}
-	link := c.c.cluster.pick(k.l.m.number)
+	link := k.l.m.pool.pick(k.l.m.number)
 	header, err := proto.Marshal(c.extendRequest(k.l.m.number, k.lease.Partition, k.lease.Lease, by))
 	if link == nil || err != nil {
 		return // at the next tick

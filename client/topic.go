@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"slices"
@@ -18,40 +19,78 @@ type topic struct {
 	c        *Client
 	name     string
 	route    atomic.Pointer[route]
-	checked  atomic.Int64  // when the route was asked for, unix time in nanoseconds
+	checked  atomic.Int64  // when the route was asked for, unix time in nanoseconds; routeWatched: metadata sees to it
 	turn     atomic.Uint32 // round robin
 	checking atomic.Bool   // refresh is under way
 	free     lane          // of merged sends without order key
 	load     chan struct{} // one element: who holds it asks for the route
+	watch    watch
 
 	mu struct {
 		sync.Mutex
-		lanes []*lane // by partition
+		lanes []*lane // in order of broker group and partition; those that no route has any more stay
 	}
 }
+
+// routeWatched is a time that is not old for long.
+const routeWatched = math.MaxInt64 / 2
 
 // route is a route as it was answered; immutable.
 type route struct {
-	version    uint64
-	topicID    uint64
-	partitions []routePartition // by number, up to the highest
-	active     []uint16         // numbers of those that may be sent to; nil: all
+	version    uint64  // at the one broker that it names, and so is topicID; 0: there may be several
+	topicID    uint64  //
+	partitions []*lane // in order of broker group and partition
+	keyed      []*lane // on which order keys fall: those that take messages, also while their broker is away
+	active     []*lane // for other messages, in turn
+	pools      []*pool // of active
+	watched    bool    // it comes from metadata: a broker may learn later of what it says
+	err        error   // not nil: nothing may be sent
+	overrides  *overrides
 }
 
-type routePartition struct {
-	lane        *lane
-	brokerGroup string
-}
+// next is where the n-th send to any partition goes.
+func (r *route) next(n uint32) *lane { return r.active[n%uint32(len(r.active))] }
 
-// next is the partition of the n-th send to any.
-func (r *route) next(n uint32) uint16 {
-	if r.active == nil {
-		return uint16(n % uint32(len(r.partitions)))
+// find returns a partition; brokerGroup empty: of the first broker group that has it.
+func (r *route) find(brokerGroup string, partition uint16) *lane {
+	if n := int(partition); n < len(r.partitions) && r.partitions[n].is(brokerGroup, partition) {
+		return r.partitions[n]
 	}
-	return r.active[n%uint32(len(r.active))]
+	if i := slices.IndexFunc(r.partitions, func(l *lane) bool { return l.is(brokerGroup, partition) }); i >= 0 {
+		return r.partitions[i]
+	}
+	return nil
 }
 
-const partitionActive = 0
+func (l *lane) is(brokerGroup string, partition uint16) bool {
+	return l.partition == uint32(partition) && (brokerGroup == "" || l.brokerGroup == brokerGroup)
+}
+
+// overrides are what a registry says of producers' options.
+type overrides struct {
+	timeout time.Duration
+	options sync.Map // *producerOptions, as given -> as they are in force
+}
+
+// options returns o as it is in force.
+func (r *route) options(o *producerOptions) *producerOptions {
+	if r.overrides == nil {
+		return o
+	}
+	if n, ok := r.overrides.options.Load(o); ok {
+		return n.(*producerOptions)
+	}
+	n := new(*o)
+	n.timeout = r.overrides.timeout
+	kept, _ := r.overrides.options.LoadOrStore(o, n) // what has the same options may go in one batch
+	return kept.(*producerOptions)
+}
+
+// States of a partition in a route.
+const (
+	partitionActive = 0
+	partitionGone   = 3
+)
 
 func (c *Client) topic(name string) *topic {
 	c.mu.Lock()
@@ -60,16 +99,27 @@ func (c *Client) topic(name string) *topic {
 	if t == nil {
 		t = &topic{c: c, name: name, load: make(chan struct{}, 1)}
 		t.load <- struct{}{}
-		t.free.init(t, 0)
+		t.free.topic = t
+		t.watch = watch{watchKey: watchKey{topic: name}, take: t.take}
 		c.mu.topics[name] = t
 	}
 	return t
 }
 
+// forget makes the next send ask for the route.
+func (c *Client) forget(name string) {
+	c.mu.Lock()
+	t := c.mu.topics[name]
+	c.mu.Unlock()
+	if t != nil {
+		t.route.Store(nil)
+	}
+}
+
 // routed returns the route, asking for it if it is not known or no newer than old.
 func (t *topic) routed(ctx context.Context, old *route) (*route, error) {
 	if r := t.route.Load(); r != nil && r != old {
-		return r, nil
+		return r, r.err
 	}
 	select {
 	case <-t.load:
@@ -78,55 +128,214 @@ func (t *topic) routed(ctx context.Context, old *route) (*route, error) {
 	}
 	defer func() { t.load <- struct{}{} }()
 	if r := t.route.Load(); r != nil && r != old {
-		return r, nil
+		return r, r.err
 	}
 	t.checked.Store(time.Now().UnixNano())
+	t.c.metadata.add(&t.watch)
+	alone, err := t.c.metadata.know(ctx, opRoute, &t.watch)
+	if err != nil {
+		return nil, err
+	}
+	if alone {
+		return t.ask(ctx)
+	}
+	r := t.route.Load()
+	if r == nil { // forgotten meanwhile
+		return nil, newError(opRoute, t.name, -1, "", wire.Errorf(wire.CodeBusy, "the topic is being changed"))
+	}
+	if r.err == nil {
+		t.c.cluster.awaitAny(ctx, r.pools)
+	}
+	return r, r.err
+}
+
+// ask asks the broker at home for the route.
+func (t *topic) ask(ctx context.Context) (*route, error) {
 	var answer wire.RouteResponse
 	if err := t.c.cluster.call(ctx, opRoute, t.name, repeatAlways, wire.CommandRoute, &wire.RouteRequest{Topic: t.name}, &answer); err != nil {
 		return nil, err
 	}
-	r, err := t.read(&answer)
+	r, err := t.read(&answer, t.c.cluster.home, nil)
 	if err != nil {
-		return nil, err
+		return nil, newError(opRoute, t.name, -1, "", err)
 	}
+	r.topicID = answer.TopicId
 	t.route.Store(r)
 	return r, nil
 }
 
+// take takes the view of a node that holds metadata.
+func (t *topic) take(v *wire.TopicView, from *pool) []*pool {
+	old := t.route.Load()
+	r, err := t.read(v.Route, from, v.Producer)
+	if err != nil {
+		r = &route{err: err}
+	}
+	switch {
+	case v.Code != 0:
+		r.err = &wire.CodeError{Code: wire.Code(v.Code), Message: v.Message}
+	case v.Producer.GetPaused():
+		r.err = wire.Errorf(wire.CodePaused, "sending to %q is paused", t.name)
+	}
+	if r.err != nil {
+		r.err = newError(opRoute, t.name, -1, "", r.err)
+	}
+	r.watched, r.version = true, 0 // a broker counts its routes by itself
+	if ms := v.Producer.GetTimeoutMs(); ms > 0 {
+		r.overrides = &overrides{timeout: time.Duration(ms) * time.Millisecond}
+		if old != nil && old.overrides != nil && old.overrides.timeout == r.overrides.timeout {
+			r.overrides = old.overrides
+		}
+	}
+	t.checked.Store(routeWatched)
+	t.route.Store(r)
+	return r.pools
+}
+
+// located are the pools of a route, by broker group, and the data centers of those that are there.
+type located struct {
+	pools map[string]*pool
+	away  map[string]bool
+	data  map[string]string
+}
+
+func (c *Cluster) locate(answer *wire.RouteResponse, from *pool) located {
+	l := located{map[string]*pool{}, map[string]bool{}, map[string]string{}}
+	for _, g := range answer.GetBrokerGroups() {
+		var addrs []string
+		away := len(g.Brokers) > 0
+		for _, b := range g.Brokers {
+			if !b.Slave {
+				addrs = append(addrs, b.Addresses...)
+				away = away && b.Away
+			}
+		}
+		l.pools[g.BrokerGroup] = c.group(g.BrokerGroup, addrs, from)
+		l.away[g.BrokerGroup] = away
+		l.data[g.BrokerGroup] = g.DataCenter
+	}
+	for _, p := range answer.GetPartitions() {
+		if l.pools[p.BrokerGroup] == nil {
+			l.pools[p.BrokerGroup] = from
+		}
+	}
+	return l
+}
+
 // read makes a route of an answer.
-func (t *topic) read(answer *wire.RouteResponse) (*route, error) {
-	r := &route{version: answer.Version, topicID: answer.TopicId}
-	partitions := 0
-	for _, p := range answer.Partitions {
+func (t *topic) read(answer *wire.RouteResponse, from *pool, settings *wire.ProducerSettings) (*route, error) {
+	r := &route{version: answer.GetVersion()}
+	at := t.c.cluster.locate(answer, from)
+	near := ""
+	if settings.GetNear() {
+		near = cmp.Or(t.c.o.dataCenter, settings.GetDataCenter())
+	}
+	parts := slices.DeleteFunc(answer.GetPartitions(), func(p *wire.PartitionRoute) bool { return p.State == partitionGone })
+	slices.SortFunc(parts, func(a, b *wire.PartitionRoute) int {
+		return byLocation(a.BrokerGroup, a.Partition, b.BrokerGroup, b.Partition)
+	})
+	for _, p := range parts {
 		if p.Partition > math.MaxUint16 {
-			return nil, newError(opRoute, t.name, -1, "", wire.Errorf(wire.CodeMalformed, "partition %d in the route", p.Partition))
-		}
-		partitions = max(partitions, int(p.Partition)+1)
-		if p.State == partitionActive {
-			r.active = append(r.active, uint16(p.Partition))
+			return nil, wire.Errorf(wire.CodeMalformed, "partition %d in the route", p.Partition)
 		}
 	}
-	if len(r.active) == 0 {
-		return nil, newError(opRoute, t.name, -1, "", wire.Errorf(wire.CodePartitionNotFound, "no partition of %q takes messages", t.name))
+	r.partitions = t.lanes(parts)
+	var keyed, here, close []*lane
+	for i, l := range r.partitions {
+		l.pool.Store(at.pools[l.brokerGroup])
+		if parts[i].State != partitionActive {
+			continue
+		}
+		keyed = append(keyed, l)
+		if !at.away[l.brokerGroup] {
+			here = append(here, l)
+			if near != "" && at.data[l.brokerGroup] == near {
+				close = append(close, l)
+			}
+		}
 	}
-	if len(r.active) == partitions {
-		r.active = nil
+	if len(keyed) == 0 {
+		return nil, wire.Errorf(wire.CodePartitionNotFound, "no partition of %q takes messages", t.name)
 	}
-	r.partitions = make([]routePartition, partitions)
-	for _, p := range answer.Partitions {
-		r.partitions[p.Partition].brokerGroup = p.BrokerGroup
+	r.keyed, r.active = keyed, keyed
+	switch {
+	case len(close) > 0:
+		r.active = close
+	case len(here) > 0:
+		r.active = here
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	more := make([]lane, max(partitions-len(t.mu.lanes), 0))
-	for i := range more {
-		more[i].init(t, uint32(len(t.mu.lanes)))
-		t.mu.lanes = append(t.mu.lanes, &more[i])
+	if len(keyed) == len(r.partitions) { // as always: less memory
+		r.keyed = r.partitions
+		if len(r.active) == len(keyed) {
+			r.active = r.partitions
+		}
 	}
-	for i := range r.partitions {
-		r.partitions[i].lane = t.mu.lanes[i]
+	for _, l := range r.active {
+		if p := l.pool.Load(); !slices.Contains(r.pools, p) {
+			r.pools = append(r.pools, p)
+		}
 	}
 	return r, nil
+}
+
+// lanes returns the lanes of partitions, which are in order; they are made where there are none yet.
+func (t *topic) lanes(parts []*wire.PartitionRoute) []*lane {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := make([]*lane, len(parts))
+	var missing int
+	for i, p := range parts {
+		if k, ok := slices.BinarySearchFunc(t.mu.lanes, p, compareLane); ok {
+			all[i] = t.mu.lanes[k]
+		} else {
+			missing++
+		}
+	}
+	if missing == 0 {
+		return all
+	}
+	made := make([]lane, missing)
+	for i, p := range parts {
+		if all[i] == nil {
+			l := &made[0]
+			made = made[1:]
+			l.topic, l.partition, l.brokerGroup = t, p.Partition, p.BrokerGroup
+			all[i] = l
+			t.mu.lanes = append(t.mu.lanes, l)
+		}
+	}
+	slices.SortFunc(t.mu.lanes, func(a, b *lane) int { return byLocation(a.brokerGroup, a.partition, b.brokerGroup, b.partition) })
+	return all
+}
+
+func compareLane(l *lane, p *wire.PartitionRoute) int {
+	return byLocation(l.brokerGroup, l.partition, p.BrokerGroup, p.Partition)
+}
+
+// awaitAny connects to all of pools, and waits until one has a connection, all have failed, or ctx ends.
+func (c *Cluster) awaitAny(ctx context.Context, pools []*pool) {
+	for {
+		up := c.watchLinks()
+		failed := 0
+		for _, p := range pools {
+			if p.pick(0) != nil {
+				return
+			}
+			if p.failed() {
+				failed++
+			}
+		}
+		if failed == len(pools) {
+			return
+		}
+		select {
+		case <-up:
+		case <-ctx.Done():
+			return
+		case <-c.ctx.Done():
+			return
+		}
+	}
 }
 
 // routePause is how long after it was asked for a route is not asked for again, though an answer said that there is another.
@@ -151,7 +360,8 @@ func (t *topic) refresh(old *route, l *link) {
 		if err != nil || proto.Unmarshal(f.Header, &answer) != nil {
 			return // the next answer says it again
 		}
-		if r, err := t.read(&answer); err == nil && !r.same(old) {
+		if r, err := t.read(&answer, l.pool, nil); err == nil && !r.same(old) {
+			r.topicID = answer.TopicId
 			t.route.CompareAndSwap(old, r)
 		}
 	}); err != nil {
@@ -161,5 +371,5 @@ func (t *topic) refresh(old *route, l *link) {
 
 // same says whether r knows no other partitions than o.
 func (r *route) same(o *route) bool {
-	return r.version == o.version && len(r.partitions) == len(o.partitions) && slices.Equal(r.active, o.active)
+	return r.version == o.version && slices.Equal(r.partitions, o.partitions) && slices.Equal(r.active, o.active)
 }
