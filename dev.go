@@ -44,6 +44,7 @@ Every key of the configuration is a flag too; see jmq config ls.`,
 			}
 			defer file.Close()
 			c.Logger = slog.New(log)
+			c.Roles = server.Roles
 			bar := newProgress(cmd.ErrOrStderr(), "recovering", true, false)
 			defer bar.close()
 			c.Progress = bar.set

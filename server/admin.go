@@ -20,7 +20,8 @@ type state string
 
 const (
 	stateStarting   state = "starting"
-	stateRecovering state = "recovering" // reading the journal after the last checkpoint
+	stateRecovering state = "recovering"           // reading the journal after the last checkpoint
+	stateMetadata   state = "waiting for metadata" // no registry answers, and there is no copy of what one said
 	stateServing    state = "serving"
 	stateStopping   state = "stopping"
 	stateStopped    state = "stopped"
@@ -40,11 +41,12 @@ type RoleState struct {
 	DoneBytes  int64  `json:"doneBytes,omitempty"`
 	TotalBytes int64  `json:"totalBytes,omitempty"`
 	Error      string `json:"error,omitempty"`
-	// Refusing says why sends are refused while the rest is served: a disk or broker.store.bytesMax is full.
+	// Refusing says what is refused while the rest is served, and why: sends, since a disk or broker.store.bytesMax is full; changes of
+	// metadata, since the database is away.
 	Refusing string `json:"refusing,omitempty"`
 }
 
-// health is what the broker role says of itself. Safe for concurrent use.
+// health is what the process says of itself. Safe for concurrent use.
 type health struct {
 	mu struct {
 		sync.Mutex
@@ -62,28 +64,39 @@ func (h *health) set(s state) state {
 	return before
 }
 
+func (h *health) state() state {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.mu.state
+}
+
 func (h *health) progress(done, total int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.mu.done, h.mu.total = done, total
 }
 
-// readiness asks why sends are refused, "" while they are taken, and why the store stopped or is gone, nil while it is well.
-func (h *health) readiness(ask func() (refusing string, failed error)) Readiness {
+// readiness asks of each role what it refuses, "" while nothing, and why it failed, nil while it is well.
+func (h *health) readiness(roles []Role, ask func(Role) (refusing string, failed error)) Readiness {
 	h.mu.Lock()
-	role := RoleState{State: string(h.mu.state)}
-	if h.mu.state == stateRecovering {
+	now := h.mu.state
+	role := RoleState{State: string(now)}
+	if now == stateRecovering {
 		role.DoneBytes, role.TotalBytes = h.mu.done, h.mu.total
 	}
-	serving := h.mu.state == stateServing
 	h.mu.Unlock()
-	if serving {
-		refusing, failed := ask()
-		if role.Refusing = refusing; failed != nil {
-			role.State, role.Error, serving = string(stateFailed), failed.Error(), false
+	all := Readiness{Ready: now == stateServing, Roles: map[string]RoleState{}}
+	for _, r := range roles {
+		one := role
+		if now == stateServing {
+			refusing, failed := ask(r)
+			if one.Refusing = refusing; failed != nil {
+				one.State, one.Error, all.Ready = string(stateFailed), failed.Error(), false
+			}
 		}
+		all.Roles[string(r)] = one
 	}
-	return Readiness{Ready: serving, Roles: map[string]RoleState{"broker": role}}
+	return all
 }
 
 // admin is the HTTP port for operators:

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/jmqio/jmq/server/meta"
 )
 
 // Config is everything that can be set, as one tree: the names of the roles are the top keys. The yaml tag is a key's
@@ -25,10 +27,14 @@ type Config struct {
 
 	// What no file can set; each may stay zero.
 
-	Logger  *slog.Logger     `yaml:"-"` // nil: nothing is logged
-	FS      vfs.FS           `yaml:"-"` // nil: the disk
-	Now     func() time.Time `yaml:"-"` // nil: time.Now; dates that are stored
-	Version string           `yaml:"-"` // of the binary, for jmq_build_info
+	// Roles that this process runs. Empty: the broker.
+	Roles []Role `yaml:"-"`
+	// Metadata is used by the role registry in place of the database that is configured. It is not closed.
+	Metadata meta.Store       `yaml:"-"`
+	Logger   *slog.Logger     `yaml:"-"` // nil: nothing is logged
+	FS       vfs.FS           `yaml:"-"` // nil: the disk
+	Now      func() time.Time `yaml:"-"` // nil: time.Now; dates that are stored
+	Version  string           `yaml:"-"` // of the binary, for jmq_build_info
 	// Progress is told while the journal is recovered: bytes read, bytes to read. nil: nobody.
 	Progress func(done, total int64) `yaml:"-"`
 }
@@ -73,8 +79,9 @@ type RegistryClient struct {
 
 // RegistryConfig is the registry role's part: where the metadata lies.
 type RegistryConfig struct {
-	File    string `yaml:"file" help:"SQLite file of the metadata, for a single registry node; empty: metadata.db in broker.data"`
-	DSNFile string `yaml:"dsnFile" help:"file with the MySQL data source name (user:password@tcp(host:port)/database), only readable by its owner; several registry nodes share one database"`
+	File     string `yaml:"file" help:"SQLite file of the metadata, for a single registry node; empty: metadata.db in broker.data"`
+	DSN      string `yaml:"dsn" help:"MySQL data source name, user:password@tcp(host:port)/database, with file:/PATH or env:NAME for the password; several registry nodes share one database"`
+	Insecure bool   `yaml:"insecureDatabase" help:"allow a database on another machine without verified TLS or without a password"`
 }
 
 // BrokerConfig is the broker's part.
@@ -268,8 +275,8 @@ func (c *Config) Validate() error {
 	pair("node.registry.certFile", n.Registry.CertFile, "node.registry.keyFile", n.Registry.KeyFile)
 	pair("node.registry.keyFile", n.Registry.KeyFile, "node.registry.certFile", n.Registry.CertFile)
 	pair("node.registry.certFile", n.Registry.CertFile, "node.registry.caFile", n.Registry.CAFile)
-	if c.Registry.File != "" && c.Registry.DSNFile != "" {
-		bad("registry.dsnFile", c.Registry.DSNFile, "must be empty when registry.file is not: metadata lies in one database")
+	if c.Registry.File != "" && c.Registry.DSN != "" {
+		bad("registry.dsn", "(not shown)", "must be empty when registry.file is not: metadata lies in one database")
 	}
 	if n.Wire.Listen == n.Admin.Listen && checkListen(n.Wire.Listen) == "" && !portZero(n.Wire.Listen) {
 		bad("node.admin.listen", n.Admin.Listen, "must not be the address of node.wire.listen")

@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,6 +11,7 @@ import (
 	"github.com/jmqio/jmq/server/dispatch"
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/listener"
+	"github.com/jmqio/jmq/server/registry"
 	"github.com/jmqio/jmq/server/retention"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/server/store/local"
@@ -24,33 +24,21 @@ const seriesMax = 10_000
 
 // collector renders the packages' Metrics at each scrape. It keeps nothing of its own.
 type collector struct {
+	s         *Server
 	buildInfo prometheus.Metric
-	now       func() time.Time
-
-	mu struct {
-		sync.Mutex
-		broker  *broker.Broker // nil: it does not serve
-		store   *local.Store
-		sockets *listener.Listener
-		keeper  *retention.Keeper
-	}
 }
 
-func newCollector(version, name, brokerGroup string, now func() time.Time) *collector {
-	return &collector{now: now, buildInfo: prometheus.MustNewConstMetric(
-		prometheus.NewDesc("jmq_build_info", "Version of this binary; always 1.", nil,
-			prometheus.Labels{"version": version, "broker": name, "broker_group": brokerGroup}), prometheus.GaugeValue, 1)}
+func newCollector(s *Server) *collector {
+	labels := prometheus.Labels{"version": s.config.Version, "node": s.config.Node.Name}
+	if s.has(RoleBroker) {
+		labels["broker_group"] = s.config.Broker.BrokerGroup
+	}
+	return &collector{s: s, buildInfo: prometheus.MustNewConstMetric(
+		prometheus.NewDesc("jmq_build_info", "Version of this binary; always 1.", nil, labels), prometheus.GaugeValue, 1)}
 }
 
 func (c *collector) register(r *prometheus.Registry) {
 	r.MustRegister(c, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-}
-
-// serve says whose metrics to render from now on; nil: nobody's.
-func (c *collector) serve(b *broker.Broker, s *local.Store, l *listener.Listener, k *retention.Keeper) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.mu.broker, c.mu.store, c.mu.sockets, c.mu.keeper = b, s, l, k
 }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -132,6 +120,17 @@ var (
 	descReclaimed    = desc("jmq_reclaimed_bytes_total", "Bytes of the journal that were freed.")
 	descPasses       = desc("jmq_retention_passes_total", "Passes of retention.")
 	descPassErrors   = desc("jmq_retention_errors_total", "Passes of retention that did not do all they had to.")
+	descDatabase     = desc("jmq_registry_database_up", "1 while the metadata database can be reached and is trusted.")
+	descHeartbeats   = desc("jmq_registry_heartbeats_total", "Heartbeats received.")
+	descBrokers      = desc("jmq_registry_brokers", "Brokers registered, by whether they are heard.", "state")
+	descChanges      = desc("jmq_registry_changes_total", "Changes of metadata asked for at this node: made, or refused.", "outcome")
+	descConnected    = desc("jmq_metadata_connected", "1 while a registry node answers.")
+	descSilence      = desc("jmq_metadata_silence_seconds", "How long no registry node has answered; 0: one does.")
+	descOldMetadata  = desc("jmq_metadata_refused_total", "Metadata refused since it was older than what is known.")
+	descCacheErrors  = desc("jmq_metadata_cache_errors_total", "Copies of the metadata that could not be written to disk.")
+	descGeneration   = desc("jmq_metadata_generation", "Generation of the metadata known here.")
+	descMetadata     = desc("jmq_metadata_version", "Version of the metadata known here.")
+	descWatchers     = desc("jmq_metadata_watchers", "Who waits for changes: clients for routes, nodes for objects.", "what")
 	descPanics       = desc("jmq_panics_total", "Requests that hit a defect of the broker.")
 )
 
@@ -141,12 +140,6 @@ func (c *collector) Describe(chan<- *prometheus.Desc) {}
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(out chan<- prometheus.Metric) {
 	out <- c.buildInfo
-	c.mu.Lock()
-	b, s, l, k := c.mu.broker, c.mu.store, c.mu.sockets, c.mu.keeper
-	c.mu.Unlock()
-	if b == nil {
-		return
-	}
 	counter := func(d *prometheus.Desc, v float64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
 	}
@@ -154,7 +147,17 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 
-	m := b.Metrics()
+	b, sockets, md := c.s.broker.Load(), c.s.sockets.Load(), c.s.metadata.Load()
+	if sockets != nil {
+		collectSockets(sockets.Metrics(), counter, gauge)
+	}
+	if md != nil {
+		collectMetadata(md, counter, gauge)
+	}
+	if b == nil || sockets == nil {
+		return
+	}
+	m := b.broker.Metrics()
 	counter(descBytesIn, float64(m.BytesIn))
 	counter(descBatchesIn, float64(m.BatchesIn))
 	counter(descMessagesOut, float64(m.MessagesOut))
@@ -180,7 +183,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge(descWaiting, float64(m.Dispatch.Waiting))
 	counter(descExpiries, float64(m.Dispatch.Ended[dispatch.EndedTimeout]))
 
-	sm := s.Metrics()
+	sm := b.store.Metrics()
 	j := sm.Journal
 	out <- prometheus.MustNewConstSummary(descSyncs, uint64(j.Syncs), j.SyncTime.Seconds(), nil)
 	counter(descCommits, float64(j.Commits))
@@ -210,11 +213,15 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	counter(descCheckErrors, float64(sm.CheckpointErrors))
 	gauge(descBehind, float64(sm.Applied-min(sm.Applied, sm.Checkpoint)))
 	gauge(descIndexFiles, float64(sm.Index.FilesOpen))
-	gauge(descFailed, oneIf(s.Err() != nil))
+	gauge(descFailed, oneIf(b.store.Err() != nil))
 
-	collectRetention(k.Metrics(), counter, gauge)
+	collectRetention(b.keeper.Load().Metrics(), counter, gauge)
 
-	n := l.Metrics()
+	gauge(descLeftOut, float64(collectTopics(b.broker, b.store, c.s.config.Now(), counter, gauge)))
+}
+
+// collectSockets renders the wire port.
+func collectSockets(n listener.Metrics, counter, gauge func(*prometheus.Desc, float64, ...string)) {
 	gauge(descConnections, float64(n.Connections), "client")
 	counter(descAccepted, float64(n.Accepted))
 	counter(descTooMany, float64(n.Refused))
@@ -224,8 +231,32 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	counter(descNetIn, float64(n.BytesRead))
 	counter(descNetOut, float64(n.BytesWritten))
 	counter(descPanics, float64(n.Panics))
+}
 
-	gauge(descLeftOut, float64(collectTopics(b, s, c.now(), counter, gauge)))
+// collectMetadata renders what is known of metadata and of its way here.
+func collectMetadata(md *metadata, counter, gauge func(*prometheus.Desc, float64, ...string)) {
+	var feed registry.FeedMetrics
+	if md.node != nil {
+		m := md.node.Metrics()
+		feed = m.Feed
+		gauge(descDatabase, oneIf(m.Database))
+		counter(descHeartbeats, float64(m.Heartbeats))
+		gauge(descBrokers, float64(m.BrokersLiving), "living")
+		gauge(descBrokers, float64(m.BrokersAway), "away")
+		counter(descChanges, float64(m.Changes), "made")
+		counter(descChanges, float64(m.ChangesRefused), "refused")
+	} else {
+		m := md.follower.Metrics()
+		feed = m.Feed
+		gauge(descConnected, oneIf(m.Connected))
+		gauge(descSilence, m.Silence.Seconds())
+		counter(descOldMetadata, float64(m.Refused))
+		counter(descCacheErrors, float64(m.CacheFailures))
+	}
+	gauge(descGeneration, float64(feed.Generation))
+	gauge(descMetadata, float64(feed.Version))
+	gauge(descWatchers, float64(feed.RouteWatchers), "routes")
+	gauge(descWatchers, float64(feed.ObjectWatchers), "objects")
 }
 
 // collectRetention renders what is known of disks, and what went.

@@ -4,18 +4,18 @@ import (
 	"github.com/jmqio/jmq/server/broker"
 	"github.com/jmqio/jmq/server/offset"
 	"github.com/jmqio/jmq/server/retention"
-	"github.com/jmqio/jmq/server/store/local"
 )
 
 // stateName is where, in the data folder, retention keeps the clock.
 const stateName = "RETENTION"
 
 // keep starts what keeps the store within its bounds.
-func (s *Server) keep(st *local.Store, offsets *offset.Table) (*retention.Keeper, error) {
+func (s *Server) keep(role *brokerRole, offsets *offset.Table) (*retention.Keeper, error) {
 	b := &s.config.Broker
 	vf := s.config.FS
 	return retention.Start(retention.Options{
-		Store: st, Groups: func(t offset.Topic) []retention.Group { return groupsOf(s.broker, offsets, t) }, SetWritable: s.broker.SetWritable, End: st.Committed,
+		Store: role.store, Groups: func(t offset.Topic) []retention.Group { return groupsOf(role.broker, offsets, t) },
+		SetWritable: role.broker.SetWritable, End: role.store.Committed,
 		FS: vf, StateFile: vf.PathJoin(s.dir, stateName),
 		Folders: []retention.Folder{
 			{What: "journal", Path: s.folder(b.Journal.Folder, "journal"), Also: vf.PathJoin(s.dir, "STORE")},

@@ -1,25 +1,30 @@
-// Package server wires the roles of jmq together. Today there is one, the broker:
+// Package server wires the roles of jmq together. A process runs one or more of them, behind one wire port and one admin port:
 //
 //	listener -> wire.Handler -> broker -> store/local -> journal
+//	                         -> registry.Node -> meta.Store (the database)
+//	                         or registry.Follower -> a registry node elsewhere
 //
-// Its parts start in this order and stop in the reverse one, so that at every moment what can be reached from outside has
+// Their parts start in this order and stop in the reverse one, so that at every moment what can be reached from outside has
 // all that it stands on:
 //
-//	start: admin port, store (lock of the folder, recovery), broker, retention, wire port, ready
+//	start: admin port, store (lock of the folder, recovery), broker, retention, wire port bound, metadata (database, or what
+//	       registry or cache say), wire port served, ready
 //	stop:  not ready; wire port closed and requests under way answered (at most node.stopTimeout), connections closed;
-//	       retention; broker; store (checkpoint, proof of a clean end); admin port
+//	       metadata; retention; broker; store (checkpoint, proof of a clean end); admin port
 //
 // Run owns every goroutine of it and waits for them.
 package server
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -29,19 +34,27 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/jmqio/jmq/server/broker"
 	"github.com/jmqio/jmq/server/listener"
-	"github.com/jmqio/jmq/server/offset"
-	"github.com/jmqio/jmq/server/retention"
-	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/server/store/local"
 	"github.com/jmqio/jmq/wire"
 )
+
+// Role is what a process does.
+type Role string
+
+const (
+	RoleRegistry Role = "registry" // holds the metadata and tells it to everyone
+	RoleBroker   Role = "broker"   // takes, keeps and gives messages
+)
+
+// Roles are all that there are, in the order in which people name them.
+var Roles = []Role{RoleRegistry, RoleBroker}
 
 // Server is the roles of one process. It runs once.
 type Server struct {
 	config Config
 	dir    string
+	boot   string // of this start, random
 	log    *slog.Logger
 	health health
 	ran    atomic.Bool
@@ -49,7 +62,12 @@ type Server struct {
 
 	// Set before ready is closed, and not changed after.
 	wireAddress, adminAddress string
-	broker                    *broker.Broker
+	admin                     wire.Admin
+	registry                  wire.Registry
+
+	broker   atomic.Pointer[brokerRole]
+	metadata atomic.Pointer[metadata]
+	sockets  atomic.Pointer[listener.Listener]
 }
 
 // New checks the configuration. It opens nothing.
@@ -63,6 +81,9 @@ func New(c Config) (*Server, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+	if len(c.Roles) == 0 {
+		c.Roles = []Role{RoleBroker}
+	}
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
@@ -70,22 +91,28 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, FolderError(c.Broker.Data, err)
 	}
-	s := &Server{config: c, dir: dir, log: c.Logger.With("broker", c.Node.Name), ready: make(chan struct{})}
+	s := &Server{config: c, dir: dir, boot: rand.Text(), log: c.Logger.With("node", c.Node.Name), ready: make(chan struct{})}
 	s.health.set(stateStarting)
 	return s, nil
 }
 
+// has says whether the process runs a role.
+func (s *Server) has(r Role) bool { return slices.Contains(s.config.Roles, r) }
+
 // Ready is closed when the server serves.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// WireAddress is where clients connect. Known once Ready is closed, as AdminAddress and Admin are.
+// WireAddress is where clients connect. Known once Ready is closed, as AdminAddress, Admin and Registry are.
 func (s *Server) WireAddress() string { return s.wireAddress }
 
 // AdminAddress is where the admin port is.
 func (s *Server) AdminAddress() string { return s.adminAddress }
 
-// Admin is the broker's administration, in process.
-func (s *Server) Admin() wire.Admin { return s.broker }
+// Admin is the administration of what this process runs.
+func (s *Server) Admin() wire.Admin { return s.admin }
+
+// Registry is the metadata as this process has it; nil of a broker that stands alone.
+func (s *Server) Registry() wire.Registry { return s.registry }
 
 // Run serves until ctx ends, then stops in order. It returns nil after a stop that was asked for, else what made it
 // impossible to start or to go on: a *StartError where the user can do something about it.
@@ -93,32 +120,16 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	if !s.ran.CompareAndSwap(false, true) {
 		panic("server: run twice")
 	}
-	n, b := &s.config.Node, &s.config.Broker
+	n := &s.config.Node
 	begun := time.Now()
 	registry := prometheus.NewRegistry()
-	metrics := newCollector(s.config.Version, n.Name, b.BrokerGroup, s.config.Now)
-	metrics.register(registry)
+	newCollector(s).register(registry)
 	adminListener, err := s.listen(ctx, "node.admin.listen", n.Admin.Listen)
 	if err != nil {
 		return err
 	}
-	var storeErr atomic.Pointer[func() error]
-	var keeper atomic.Pointer[retention.Keeper]
 	s.adminAddress = adminListener.Addr().String()
-	admin := serveAdmin(adminListener, registry, func() Readiness {
-		return s.health.readiness(func() (refusing string, failed error) {
-			if f := storeErr.Load(); f != nil {
-				failed = (*f)()
-			}
-			if k := keeper.Load(); k != nil {
-				if gone := k.Gone(); failed == nil && gone != "" {
-					failed = errors.New(gone)
-				}
-				refusing = k.Refusing()
-			}
-			return refusing, failed
-		})
-	}, s.log)
+	admin := serveAdmin(adminListener, registry, s.readiness, s.log)
 	defer admin.stop()
 
 	if !portZero(n.Wire.Listen) {
@@ -131,74 +142,76 @@ func (s *Server) Run(ctx context.Context) (err error) {
 			return listenError("node.wire.listen", n.Wire.Listen, err)
 		}
 	}
-
-	s.setState(stateRecovering, "version", s.config.Version, "brokerGroup", b.BrokerGroup, "folder", s.dir)
+	defer func() { s.setState(stateStopped) }()
 	flusher := new(listener.Flusher)
-	offsets := offset.NewTable()
-	s.broker = broker.New(broker.Options{
-		Offsets: offsets, BrokerGroup: b.BrokerGroup, AckTimeout: b.Dispatch.AckTimeout, Grace: graceOf(b.Dispatch.DisconnectGrace),
-		Flush: flusher.Flush, Logger: s.log, Now: s.config.Now,
-		Abandoned: func(g offset.GroupID, t offset.Topic) bool { k := keeper.Load(); return k != nil && k.Abandoned(g, t) },
-		Retention: store.Settings{RetentionAge: b.Retention.Age, RetentionBytes: b.Retention.Bytes},
-		Usage: func(ctx context.Context, r *wire.StoreUsageRequest) (*wire.StoreUsageResponse, error) {
-			return keeper.Load().Usage(ctx, r)
-		},
-	})
-	st, err := local.Open(local.Options{
-		FS: s.config.FS, Dir: s.dir, JournalDir: b.Journal.Folder, IndexDir: b.Index.Folder, Tables: []store.Table{offsets}, Gather: s.broker.Gather, AfterCommit: func() {
-			flusher.Flush()
-			if k := keeper.Load(); k != nil {
-				k.Grew()
-			}
-		},
-		VerifyBytesPerSecond: verifyRate(b.Journal.VerifyBytesPerSecond), SegmentBytesMax: b.Journal.SegmentBytesMax,
-		CommitBytesMax: b.Journal.CommitBytesMax, QueueBytesMax: b.Journal.QueueBytesMax,
-		IndexFilesOpenMax: b.Index.FilesOpenMax, CheckpointBytes: b.Store.CheckpointBytes, CheckpointEvery: b.Store.CheckpointEvery,
-		Now: s.config.Now, Logger: s.log, Progress: s.progress,
-	})
-	if err != nil {
-		s.broker.Close()
-		return FolderError(s.dir, err)
+	services, options := wire.Services{}, wire.HandlerOptions{
+		Broker: n.Name, KeepAlive: n.Listener.KeepAlive, HelloTimeout: n.Listener.HelloTimeout, Logger: s.log, Elsewhere: s.elsewhere,
 	}
-	defer func() {
-		s.broker.Close()
-		if closeErr := st.Close(); closeErr != nil {
-			err = errors.Join(err, fmt.Errorf("close data folder %s: %w", s.dir, closeErr))
+	for _, r := range s.config.Roles {
+		options.Roles = append(options.Roles, string(r))
+	}
+	var b *brokerRole
+	if s.has(RoleBroker) {
+		s.setState(stateRecovering, "version", s.config.Version, "brokerGroup", s.config.Broker.BrokerGroup, "folder", s.dir)
+		if b, err = s.openBroker(flusher); err != nil {
+			return err
 		}
-		s.setState(stateStopped)
-	}()
-	failed := st.Err
-	storeErr.Store(&failed)
-	s.broker.Start(st)
-	k, err := s.keep(st, offsets)
-	if err != nil {
-		return fmt.Errorf("start retention: %w", err)
+		defer func() { err = errors.Join(err, b.close()) }()
+		s.broker.Store(b)
+		services.Broker, services.Admin = b.broker, b.broker
+		options.BrokerGroup, options.Epoch = s.config.Broker.BrokerGroup, uint64(b.store.Epoch())
+		options.OnOpen, options.OnClose = b.broker.Attach, b.broker.Detach
 	}
-	defer k.Close()
-	keeper.Store(k)
-
 	wireListener, err := s.listen(ctx, "node.wire.listen", n.Wire.Listen)
 	if err != nil {
 		return err
 	}
 	s.wireAddress = wireListener.Addr().String()
-	handler := wire.NewHandler(wire.Services{Broker: s.broker, Admin: s.broker}, wire.HandlerOptions{
-		Broker: n.Name, BrokerGroup: b.BrokerGroup, Epoch: uint64(st.Epoch()),
-		KeepAlive: n.Listener.KeepAlive, HelloTimeout: n.Listener.HelloTimeout,
-		Logger: s.log, OnOpen: s.broker.Attach, OnClose: s.broker.Detach,
-	})
+	handed := false // to the sockets, which close it
+	defer func() {
+		if !handed {
+			_ = wireListener.Close() // another error is on its way
+		}
+	}()
+
+	md, err := s.openMetadata(ctx, b)
+	if err != nil {
+		return err
+	}
+	if md != nil {
+		defer func() {
+			s.metadata.Store(nil)
+			err = errors.Join(err, md.close())
+		}()
+		services.Registry = md.registry()
+		if md.node != nil && b != nil {
+			services.Admin = topicsAtRegistry{Admin: b.broker, node: md.node}
+		} else if md.node != nil {
+			services.Admin = md.node
+		}
+		s.setState(stateMetadata)
+		if !md.await(ctx) {
+			return nil
+		}
+	}
+	s.admin, s.registry = services.Admin, services.Registry
 	sockets, err := listener.New(listener.Options{
-		Listener: wireListener, Handler: handler, Flusher: flusher, ConnectionsMax: n.Listener.ConnectionsMax,
+		Listener: wireListener, Handler: wire.NewHandler(services, options), Flusher: flusher, ConnectionsMax: n.Listener.ConnectionsMax,
 		BufferBytesMax: n.Listener.BufferBytesMax, Logger: s.log,
 	})
 	if err != nil {
-		return errors.Join(listenError("node.wire.listen", n.Wire.Listen, err), wireListener.Close())
+		return listenError("node.wire.listen", n.Wire.Listen, err)
 	}
-	metrics.serve(s.broker, st, sockets, k)
+	handed = true
+	s.sockets.Store(sockets)
 	served := make(chan error, 1)
 	go func() { served <- sockets.Serve() }() // ends with sockets.Close; received below
 
-	s.setState(stateServing, "wire", s.wireAddress, "admin", s.adminAddress, "epoch", st.Epoch().String(), "took", time.Since(begun).Round(time.Millisecond))
+	facts := []any{"roles", s.config.Roles, "wire", s.wireAddress, "admin", s.adminAddress, "took", time.Since(begun).Round(time.Millisecond)}
+	if b != nil {
+		facts = append(facts, "epoch", b.store.Epoch().String())
+	}
+	s.setState(stateServing, facts...)
 	close(s.ready)
 	select {
 	case <-ctx.Done():
@@ -217,21 +230,39 @@ func (s *Server) Run(ctx context.Context) (err error) {
 		s.log.Warn("connections were closed with requests under way", "stopTimeout", n.StopTimeout)
 	}
 	<-served
-	metrics.serve(nil, nil, nil, nil)
+	s.sockets.Store(nil)
+	s.broker.Store(nil) // its metrics and readiness end here
 	return err
 }
 
-// graceOf turns the configuration's 0, no grace, into the broker's word for it.
-func graceOf(d time.Duration) time.Duration {
-	if d == 0 {
-		return -1
+// elsewhere says which nodes run a role.
+func (s *Server) elsewhere(role string) []string {
+	md := s.metadata.Load()
+	if md == nil {
+		return nil
 	}
-	return d
+	return md.elsewhere(Role(role))
+}
+
+func (s *Server) readiness() Readiness {
+	return s.health.readiness(s.config.Roles, func(r Role) (refusing string, failed error) {
+		switch r {
+		case RoleBroker:
+			if b := s.broker.Load(); b != nil {
+				return b.condition()
+			}
+		case RoleRegistry:
+			if md := s.metadata.Load(); md != nil {
+				return md.condition(), nil
+			}
+		}
+		return "", nil
+	})
 }
 
 func (s *Server) setState(now state, facts ...any) {
 	before := s.health.set(now)
-	s.log.Info("broker is "+string(now), append([]any{"before", string(before)}, facts...)...)
+	s.log.Info("node is "+string(now), append([]any{"before", string(before)}, facts...)...)
 }
 
 // progress is told by recovery how far it is.
@@ -304,12 +335,4 @@ func (s *Server) folderOwner() int {
 		return 0
 	}
 	return pid
-}
-
-// verifyRate is the store's meaning of broker.journal.verifyBytesPerSecond: below 0 not at all.
-func verifyRate(bytesPerSecond int64) int64 {
-	if bytesPerSecond == 0 {
-		return -1
-	}
-	return bytesPerSecond
 }

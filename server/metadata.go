@@ -1,0 +1,309 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/jmqio/jmq/client"
+	"github.com/jmqio/jmq/server/meta"
+	"github.com/jmqio/jmq/server/meta/sqlstore"
+	"github.com/jmqio/jmq/server/registry"
+	"github.com/jmqio/jmq/wire"
+)
+
+const (
+	metadataName = "metadata.db"    // of the database, in the data folder
+	cacheName    = "METADATA"       // what the registry said last, in the data folder
+	applyWithin  = 5 * time.Second  // of one attempt to have a broker follow the metadata
+	applyRetry   = time.Second      // after one that failed
+	openWithin   = 10 * time.Second // for the database at a start
+)
+
+// metadata is where this process has its metadata from: its own database, or a registry elsewhere.
+//
+// What the broker could not apply (its disk is full) is tried again by a goroutine, until close.
+type metadata struct {
+	s        *Server
+	b        *brokerRole         // nil: no such role
+	store    meta.Store          // of the registry role
+	owned    bool                // and to be closed
+	node     *registry.Node      // or
+	follower *registry.Follower  // one of the two
+	again    chan *meta.Snapshot // has room for one: the newest that is to be applied again
+	stop     context.CancelFunc
+	done     sync.WaitGroup
+}
+
+// followsMetadata says whether a registry rules the broker of this process.
+func (s *Server) followsMetadata() bool {
+	return s.has(RoleRegistry) || len(s.config.Node.Registry.Addresses) > 0
+}
+
+// openMetadata starts the role registry, or follows one; nil: the broker stands alone.
+func (s *Server) openMetadata(ctx context.Context, b *brokerRole) (*metadata, error) {
+	if !s.followsMetadata() {
+		return nil, nil
+	}
+	md := &metadata{s: s, b: b, again: make(chan *meta.Snapshot, 1)}
+	var stopping context.Context
+	stopping, md.stop = context.WithCancel(context.Background())
+	open := md.follow
+	if s.has(RoleRegistry) {
+		open = md.serve
+	}
+	if err := open(ctx); err != nil {
+		return nil, errors.Join(err, md.close())
+	}
+	s.metadata.Store(md)
+	md.done.Go(func() { md.applyAgain(stopping) })
+	return md, nil
+}
+
+// serve opens the database and starts the registry role.
+func (md *metadata) serve(ctx context.Context) (err error) {
+	s := md.s
+	md.store = s.config.Metadata
+	if md.store == nil {
+		at := sqlstore.Location{File: s.config.Registry.File, DSN: s.config.Registry.DSN, Insecure: s.config.Registry.Insecure}
+		if at.File == "" && at.DSN == "" {
+			at.File = filepath.Join(s.dir, metadataName)
+		}
+		opening, cancel := context.WithTimeout(ctx, openWithin)
+		defer cancel()
+		if md.store, err = sqlstore.Open(opening, sqlstore.Options{Location: at, Now: s.config.Now, Logger: s.log}); err != nil {
+			return &StartError{What: "metadata database " + at.String(), Err: err, Next: "see that it runs and that registry.file or registry.dsn is right"}
+		}
+		md.owned = true
+	}
+	md.node, err = registry.NewNode(registry.NodeOptions{
+		Store: md.store, Self: s.self, OnSnapshot: md.onSnapshot, Now: s.config.Now, Logger: s.log,
+	})
+	if err != nil {
+		return fmt.Errorf("start registry: %w", err)
+	}
+	return nil
+}
+
+// follow starts following a registry elsewhere.
+func (md *metadata) follow(context.Context) (err error) {
+	s, n := md.s, &md.s.config.Node.Registry
+	o := registry.FollowerOptions{
+		Addresses: n.Addresses, Self: s.self, OnSnapshot: md.onSnapshot, CacheFile: filepath.Join(s.dir, cacheName), Now: s.config.Now, Logger: s.log,
+	}
+	if o.Dial, err = dialRegistry(n); err != nil {
+		return &StartError{What: "certificates for the registry", Err: err, Next: "see node.registry.caFile, certFile and keyFile"}
+	}
+	if n.CredentialFile != "" {
+		if o.Credentials, err = client.ReadCredentials(n.CredentialFile); err != nil {
+			return &StartError{What: "credential " + n.CredentialFile, Err: err, Next: "jmq registry init writes one for nodes: see node.registry.credentialFile"}
+		}
+	}
+	md.follower, err = registry.NewFollower(o)
+	if err != nil {
+		return fmt.Errorf("follow the registry: %w", err)
+	}
+	return nil
+}
+
+// await waits until there is metadata; false: ctx ended first.
+func (md *metadata) await(ctx context.Context) bool {
+	if md.follower == nil {
+		return true
+	}
+	select {
+	case <-md.follower.Ready():
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (md *metadata) registry() wire.Registry {
+	if md.node != nil {
+		return md.node
+	}
+	return md.follower
+}
+
+// feed is what answers watches.
+func (md *metadata) feed() *registry.Feed {
+	if md.node != nil {
+		return md.node.Feed
+	}
+	return md.follower.Feed
+}
+
+// onSnapshot has it in force in this process when it returns: topics are there, sessions that may not be any more are gone.
+func (md *metadata) onSnapshot(snapshot *meta.Snapshot) {
+	if md.b != nil {
+		if err := md.apply(context.Background(), snapshot); err != nil {
+			md.retry(snapshot)
+		}
+	}
+	if l := md.s.sockets.Load(); l != nil {
+		l.Recheck()
+	}
+}
+
+func (md *metadata) apply(ctx context.Context, snapshot *meta.Snapshot) error {
+	ctx, cancel := context.WithTimeout(ctx, applyWithin)
+	defer cancel()
+	err := md.b.broker.Apply(ctx, snapshot)
+	if err != nil && ctx.Err() == nil || errors.Is(err, context.DeadlineExceeded) {
+		md.s.log.Warn("the broker does not follow the metadata yet, trying on", "version", snapshot.Version, "err", err)
+	}
+	return err
+}
+
+// retry leaves a snapshot to applyAgain, in place of an older one.
+func (md *metadata) retry(snapshot *meta.Snapshot) {
+	for {
+		select {
+		case md.again <- snapshot:
+			return
+		default:
+		}
+		select {
+		case <-md.again:
+		default:
+		}
+	}
+}
+
+// applyAgain tries what failed until it is in force, or something newer was told.
+func (md *metadata) applyAgain(ctx context.Context) {
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	<-pause.C
+	for {
+		var snapshot *meta.Snapshot
+		select {
+		case snapshot = <-md.again:
+		case <-ctx.Done():
+			return
+		}
+		pause.Reset(applyRetry)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			return
+		}
+		if now := md.feed().Snapshot(); now != nil && now.Version > snapshot.Version {
+			continue // the newer one was applied with all that this one left
+		}
+		if md.apply(ctx, snapshot) != nil && ctx.Err() == nil {
+			md.retry(snapshot)
+		}
+	}
+}
+
+// condition says why changes are refused; "" while they are taken.
+func (md *metadata) condition() string {
+	if md.store == nil {
+		return ""
+	}
+	if err := md.store.Health(); err != nil {
+		return "changes of metadata: " + err.Error()
+	}
+	return ""
+}
+
+// elsewhere returns the addresses of nodes that run a role.
+func (md *metadata) elsewhere(r Role) []string {
+	switch {
+	case r == RoleRegistry && md.node != nil:
+		return md.node.Registry()
+	case r == RoleRegistry && md.follower != nil:
+		return md.follower.Registry()
+	case r == RoleBroker && md.node != nil:
+		return md.node.Brokers()
+	}
+	snapshot := md.feed().Snapshot()
+	if snapshot == nil || r != RoleBroker {
+		return nil
+	}
+	var all []string
+	for _, o := range snapshot.List(meta.KindBroker) {
+		if b := o.Spec.(*meta.Broker); !b.Away {
+			all = append(all, b.Addresses...)
+		}
+	}
+	return all
+}
+
+func (md *metadata) close() (err error) {
+	md.stop()
+	if md.node != nil {
+		err = md.node.Close()
+	}
+	if md.follower != nil {
+		err = errors.Join(err, md.follower.Close())
+	}
+	md.done.Wait()
+	if md.owned {
+		if closeErr := md.store.Close(); closeErr != nil {
+			err = errors.Join(err, fmt.Errorf("close the metadata database: %w", closeErr))
+		}
+	}
+	return err
+}
+
+// self is what this node says of itself.
+func (s *Server) self() *wire.HeartbeatRequest {
+	n := &s.config.Node
+	h := &wire.HeartbeatRequest{
+		Node: n.Name, Boot: s.boot, DataCenter: n.DataCenter, Labels: n.Labels, Version: s.config.Version, State: string(s.health.state()),
+		Addresses: n.Advertise,
+	}
+	if len(h.Addresses) == 0 {
+		h.Addresses = []string{s.wireAddress}
+	}
+	for _, r := range s.config.Roles {
+		h.Roles = append(h.Roles, string(r))
+	}
+	if b := s.broker.Load(); b != nil {
+		h.BrokerGroup = s.config.Broker.BrokerGroup
+		if _, failed := b.condition(); failed != nil {
+			h.State = string(stateFailed)
+		}
+	}
+	if l := s.sockets.Load(); l != nil {
+		m := l.Metrics()
+		h.BytesIn, h.BytesOut, h.Connections = m.BytesRead, m.BytesWritten, uint32(m.Connections)
+	}
+	return h
+}
+
+// route answers the command route on a broker that follows metadata.
+func (s *Server) route(ctx context.Context, r *wire.RouteRequest) (*wire.RouteResponse, error) {
+	if md := s.metadata.Load(); md != nil {
+		return md.feed().Route(ctx, r)
+	}
+	return nil, wire.Errorf(wire.CodeMetadataAway, "no metadata is known yet")
+}
+
+// topicsAtRegistry is the administration of a process that runs both roles: topics are the registry's, the rest is the broker's.
+type topicsAtRegistry struct {
+	wire.Admin
+	node *registry.Node
+}
+
+func (a topicsAtRegistry) CreateTopic(ctx context.Context, r *wire.CreateTopicRequest) (*wire.CreateTopicResponse, error) {
+	return a.node.CreateTopic(ctx, r)
+}
+
+func (a topicsAtRegistry) AlterTopic(ctx context.Context, r *wire.AlterTopicRequest) (*wire.AlterTopicResponse, error) {
+	return a.node.AlterTopic(ctx, r)
+}
+
+func (a topicsAtRegistry) DeleteTopic(ctx context.Context, r *wire.DeleteTopicRequest) (*wire.DeleteTopicResponse, error) {
+	return a.node.DeleteTopic(ctx, r)
+}
+
+func (a topicsAtRegistry) ListTopics(ctx context.Context, r *wire.ListTopicsRequest) (*wire.ListTopicsResponse, error) {
+	return a.node.ListTopics(ctx, r)
+}
