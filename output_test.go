@@ -80,7 +80,7 @@ func TestUsageErrors(t *testing.T) {
 		{"config check --broker.store.checkpointEvery 5", "--broker.store.checkpointEvery"},
 		{"consume orders", "-g"},
 		{"produce", "usage: jmq produce TOPIC"},
-		{"run", "needs one of: broker"},
+		{"run", "name a role: registry, broker"},
 	} {
 		var out, errs bytes.Buffer
 		code := execute(context.Background(), strings.Fields(c.line), strings.NewReader(""), &out, &errs)

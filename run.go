@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/coreos/go-systemd/v22/daemon"
+	systemd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -98,7 +98,7 @@ func serve(ctx context.Context, c server.Config, ready func(context.Context, *se
 		}
 		var err error
 		if ctx.Err() == nil {
-			tellSystemd(daemon.SdNotifyReady)
+			tellSystemd(systemd.SdNotifyReady)
 		}
 		if ready != nil && ctx.Err() == nil {
 			if err = ready(ctx, s); err != nil && ctx.Err() == nil {
@@ -109,7 +109,7 @@ func serve(ctx context.Context, c server.Config, ready func(context.Context, *se
 		}
 		told <- err
 	}()
-	stopping := context.AfterFunc(ctx, func() { tellSystemd(daemon.SdNotifyStopping) })
+	stopping := context.AfterFunc(ctx, func() { tellSystemd(systemd.SdNotifyStopping) })
 	defer stopping()
 	watchdog := feedWatchdog(ctx)
 	err = s.Run(ctx)
@@ -129,12 +129,12 @@ func logHandler(w io.Writer, c server.LogConfig, level string) slog.Handler {
 }
 
 // tellSystemd tells the service manager a state (sd_notify(3)); without one, or on an error, nothing happens: it would find out.
-func tellSystemd(state string) { _, _ = daemon.SdNotify(false, state) }
+func tellSystemd(state string) { _, _ = systemd.SdNotify(false, state) }
 
 // feedWatchdog keeps the service manager's watchdog quiet until ctx ends, if it has one for us.
 func feedWatchdog(ctx context.Context) *sync.WaitGroup {
 	var fed sync.WaitGroup
-	every, err := daemon.SdWatchdogEnabled(false)
+	every, err := systemd.SdWatchdogEnabled(false)
 	if err != nil || every == 0 {
 		return &fed
 	}
@@ -144,7 +144,7 @@ func feedWatchdog(ctx context.Context) *sync.WaitGroup {
 		for {
 			select {
 			case <-tick.C:
-				tellSystemd(daemon.SdNotifyWatchdog)
+				tellSystemd(systemd.SdNotifyWatchdog)
 			case <-ctx.Done():
 				return
 			}

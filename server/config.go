@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/jmqio/jmq/server/meta"
+	"github.com/jmqio/jmq/server/meta/sqlstore"
 )
 
 // Config is everything that can be set, as one tree: the names of the roles are the top keys. The yaml tag is a key's
@@ -275,6 +276,11 @@ func (c *Config) Validate() error {
 	pair("node.registry.certFile", n.Registry.CertFile, "node.registry.keyFile", n.Registry.KeyFile)
 	pair("node.registry.keyFile", n.Registry.KeyFile, "node.registry.certFile", n.Registry.CertFile)
 	pair("node.registry.certFile", n.Registry.CertFile, "node.registry.caFile", n.Registry.CAFile)
+	if c.Registry.DSN != "" {
+		if err := (sqlstore.Location{DSN: c.Registry.DSN, Insecure: c.Registry.Insecure}).Validate(); err != nil {
+			bad("registry.dsn", "(not shown)", err.Error())
+		}
+	}
 	if c.Registry.File != "" && c.Registry.DSN != "" {
 		bad("registry.dsn", "(not shown)", "must be empty when registry.file is not: metadata lies in one database")
 	}

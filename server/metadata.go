@@ -21,6 +21,8 @@ const (
 	applyWithin  = 5 * time.Second  // of one attempt to have a broker follow the metadata
 	applyRetry   = time.Second      // after one that failed
 	openWithin   = 10 * time.Second // for the database at a start
+
+	registerWithin = 3 * time.Second
 )
 
 // metadata is where this process has its metadata from: its own database, or a registry elsewhere.
@@ -34,6 +36,8 @@ type metadata struct {
 	node     *registry.Node      // or
 	follower *registry.Follower  // one of the two
 	again    chan *meta.Snapshot // has room for one: the newest that is to be applied again
+	known    chan struct{}       // closed when the metadata knows the broker of this start
+	noted    sync.Once
 	stop     context.CancelFunc
 	done     sync.WaitGroup
 }
@@ -48,7 +52,7 @@ func (s *Server) openMetadata(ctx context.Context, b *brokerRole) (*metadata, er
 	if !s.followsMetadata() {
 		return nil, nil
 	}
-	md := &metadata{s: s, b: b, again: make(chan *meta.Snapshot, 1)}
+	md := &metadata{s: s, b: b, again: make(chan *meta.Snapshot, 1), known: make(chan struct{})}
 	var stopping context.Context
 	stopping, md.stop = context.WithCancel(context.Background())
 	open := md.follow
@@ -92,7 +96,7 @@ func (md *metadata) serve(ctx context.Context) (err error) {
 func (md *metadata) follow(context.Context) (err error) {
 	s, n := md.s, &md.s.config.Node.Registry
 	o := registry.FollowerOptions{
-		Addresses: n.Addresses, Self: s.self, OnSnapshot: md.onSnapshot, CacheFile: filepath.Join(s.dir, cacheName), Now: s.config.Now, Logger: s.log,
+		Addresses: n.Addresses, Self: s.self, OnSnapshot: md.onSnapshot, CacheFile: filepath.Join(s.dir, cacheName), Logger: s.log,
 	}
 	if o.Dial, err = dialRegistry(n); err != nil {
 		return &StartError{What: "certificates for the registry", Err: err, Next: "see node.registry.caFile, certFile and keyFile"}
@@ -109,17 +113,29 @@ func (md *metadata) follow(context.Context) (err error) {
 	return nil
 }
 
-// await waits until there is metadata; false: ctx ended first.
+// await waits until there is metadata, and until it has the broker of this process, so that whoever connects can make topics; but a
+// registry that cannot write now holds up no messages. false: ctx ended first.
 func (md *metadata) await(ctx context.Context) bool {
-	if md.follower == nil {
+	if md.follower != nil {
+		select {
+		case <-md.follower.Ready():
+		case <-ctx.Done():
+			return false
+		}
+	}
+	if md.b == nil {
 		return true
 	}
+	late := time.NewTimer(registerWithin)
+	defer late.Stop()
 	select {
-	case <-md.follower.Ready():
-		return true
+	case <-md.known:
+	case <-late.C:
+		md.s.log.Warn("the registry has not noted this broker yet", "waited", registerWithin)
 	case <-ctx.Done():
 		return false
 	}
+	return true
 }
 
 func (md *metadata) registry() wire.Registry {
@@ -137,15 +153,15 @@ func (md *metadata) feed() *registry.Feed {
 	return md.follower.Feed
 }
 
-// onSnapshot has it in force in this process when it returns: topics are there, sessions that may not be any more are gone.
+// onSnapshot has it in force in this process when it returns.
 func (md *metadata) onSnapshot(snapshot *meta.Snapshot) {
+	if b := snapshot.Broker(md.s.config.Node.Name); b != nil && b.Boot == md.s.boot {
+		md.noted.Do(func() { close(md.known) })
+	}
 	if md.b != nil {
 		if err := md.apply(context.Background(), snapshot); err != nil {
 			md.retry(snapshot)
 		}
-	}
-	if l := md.s.sockets.Load(); l != nil {
-		l.Recheck()
 	}
 }
 

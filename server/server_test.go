@@ -165,7 +165,7 @@ func TestServeAndRestart(t *testing.T) {
 	}
 	status, metrics := get(t, s, "/metrics")
 	for _, want := range []string{
-		`jmq_build_info{broker="broker",broker_group="default",version="v-test"} 1`,
+		`jmq_build_info{broker_group="default",node="broker",version="v-test"} 1`,
 		`jmq_messages_in_total{topic="orders"} 0`, `jmq_group_lag_messages{group="pay",topic="orders"} 0`, `jmq_group_lag_seconds{group="pay",topic="orders"} 0`,
 		`jmq_topic_oldest_seconds{topic="orders"} 0`, `jmq_topic_paused{topic="orders",what="produce"} 0`, `jmq_store_state{state="refusing"} 0`, `jmq_store_folder_gone 0`,
 		`jmq_retention_suspended_seconds 0`, `jmq_groups_abandoned 0`, `jmq_disk_used_ratio{folder="journal"} 0.`, `jmq_lease_expiries_total 0`,
@@ -239,8 +239,8 @@ func TestReadiness(t *testing.T) {
 	var h health
 	var failure error
 	refusing := ""
-	ask := func() (string, error) { return refusing, failure }
-	broker := func() RoleState { return h.readiness(ask).Roles["broker"] }
+	ask := func(Role) (string, error) { return refusing, failure }
+	broker := func() RoleState { return h.readiness([]Role{RoleBroker}, ask).Roles["broker"] }
 	h.set(stateRecovering)
 	h.progress(5, 10)
 	if got := broker(); got != (RoleState{State: "recovering", DoneBytes: 5, TotalBytes: 10}) {
@@ -253,15 +253,15 @@ func TestReadiness(t *testing.T) {
 		t.Errorf("serving: %+v", got)
 	}
 	refusing = "the disk is full"
-	if got := h.readiness(ask); !got.Ready || got.Roles["broker"] != (RoleState{State: "serving", Refusing: "the disk is full"}) {
+	if got := h.readiness([]Role{RoleBroker}, ask); !got.Ready || got.Roles["broker"] != (RoleState{State: "serving", Refusing: "the disk is full"}) {
 		t.Errorf("refusing sends: %+v", got)
 	}
 	failure, refusing = errors.New("disk is gone"), ""
-	if got := h.readiness(ask); got.Ready || got.Roles["broker"] != (RoleState{State: "failed", Error: "disk is gone"}) {
+	if got := h.readiness([]Role{RoleBroker}, ask); got.Ready || got.Roles["broker"] != (RoleState{State: "failed", Error: "disk is gone"}) {
 		t.Errorf("failed: %+v", got)
 	}
 	h.set(stateStopping)
-	if got := h.readiness(ask); got.Ready {
+	if got := h.readiness([]Role{RoleBroker}, ask); got.Ready {
 		t.Errorf("stopping: %+v", got)
 	}
 }

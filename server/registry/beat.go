@@ -1,0 +1,424 @@
+package registry
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/jmqio/jmq/server/meta"
+	"github.com/jmqio/jmq/wire"
+)
+
+const (
+	beatEvery   = 500 * time.Millisecond
+	beatTimeout = 3 * time.Second
+	// silenceMax is how long a node may be silent before it is away: a client is told within 10 s.
+	silenceMax = 8 * time.Second
+	// silenceStep bounds how much silence one call can show: what the judge itself slept through, or waited for the database, is not
+	// the silence of others.
+	silenceStep = time.Second
+	// nodesMax bounds what heartbeats can make us remember.
+	nodesMax = 10_000
+	infoMax  = 16 << 10 // of a heartbeat, encoded
+)
+
+// Roles in heartbeats.
+const (
+	RoleRegistry = "registry"
+	RoleBroker   = "broker"
+)
+
+// node is what is known of a node of the cluster by its heartbeats.
+type node struct {
+	last   *wire.HeartbeatRequest
+	count  uint64 // of last
+	heard  bool   // last came to us, and was not handed to the database yet
+	ours   bool   // it came to us lately: it is for us to register it
+	former string // the boot before the one of last
+	// What the database had when we looked last, and how long it did not change while we could see it.
+	seenBoot  string
+	seenCount uint64
+	silent    time.Duration
+	refused   error // why it could not be registered
+}
+
+// Heartbeat implements wire.Registry. It is answered from memory: a slow database does not make others fall silent.
+func (n *Node) Heartbeat(ctx context.Context, r *wire.HeartbeatRequest) (*wire.HeartbeatResponse, error) {
+	s := n.applied.Load()
+	who, p := subjectOf(ctx)
+	if err := s.MayOperate(who, meta.BeNode, "", ""); err != nil {
+		return nil, err
+	}
+	if err := checkHeartbeat(r); err != nil {
+		return nil, err
+	}
+	n.counts.heartbeats.Add(1)
+	if err := n.hear(r, p.Addr); err != nil {
+		return nil, err
+	}
+	n.mu.Lock()
+	trusted := n.mu.trusted
+	n.mu.Unlock()
+	return &wire.HeartbeatResponse{Generation: uint64(s.Generation), Version: uint64(s.Version), Registry: n.Registry(), Stored: trusted}, nil
+}
+
+func checkHeartbeat(r *wire.HeartbeatRequest) error {
+	if err := (meta.Key{Kind: meta.KindBroker, Name: r.Node}).Check(); err != nil {
+		return err
+	}
+	if size := proto.Size(r); size > infoMax {
+		return wire.Errorf(wire.CodeTooLarge, "a heartbeat of %d bytes, at most %d are possible", size, infoMax)
+	}
+	if r.Boot == "" {
+		return wire.Errorf(wire.CodeInvalid, "the heartbeat of node %s says no boot", r.Node)
+	}
+	if slices.Contains(r.Roles, RoleBroker) {
+		if err := (meta.Key{Kind: meta.KindBrokerGroup, Name: r.BrokerGroup}).Check(); err != nil {
+			return err
+		}
+		return brokerOf(r).Validate()
+	}
+	return nil
+}
+
+// brokerOf is the object of a broker that sends r.
+func brokerOf(r *wire.HeartbeatRequest) *meta.Broker {
+	return &meta.Broker{BrokerGroup: r.BrokerGroup, Addresses: r.Addresses, DataCenter: r.DataCenter, Labels: r.Labels, Version: r.Version, Boot: r.Boot}
+}
+
+// sameBroker says whether an object says what its broker says, whoever judged it away.
+func sameBroker(a, b *meta.Broker) bool {
+	return a.BrokerGroup == b.BrokerGroup && a.Boot == b.Boot && a.DataCenter == b.DataCenter && a.Version == b.Version && a.Slave == b.Slave &&
+		slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.Labels, b.Labels)
+}
+
+// hear takes a heartbeat.
+func (n *Node) hear(r *wire.HeartbeatRequest, addr string) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	x := n.mu.nodes[r.Node]
+	switch {
+	case x == nil:
+		if len(n.mu.nodes) >= nodesMax {
+			return wire.Errorf(wire.CodeTooMany, "%d nodes are known, which is the most", nodesMax)
+		}
+		x = &node{}
+		n.mu.nodes[r.Node] = x
+	case x.last != nil && x.last.Boot != r.Boot && x.former == r.Boot && x.silent < silenceMax:
+		return wire.Errorf(wire.CodeConflict, "another node with the name %s runs, at %v", r.Node, x.last.Addresses)
+	case x.last != nil && x.last.Boot != r.Boot:
+		x.former = x.last.Boot
+		x.refused = nil
+	}
+	news := x.last == nil || x.last.Boot != r.Boot || x.last.MetadataVersion != r.MetadataVersion || x.last.Generation != r.Generation
+	x.last, x.heard, x.ours = r, true, true
+	x.count = max(x.count, x.seenCount) + 1
+	if news {
+		n.tell()
+	}
+	if x.refused != nil {
+		return x.refused
+	}
+	if n.misses(r, x) {
+		n.kickJudge()
+	}
+	return nil
+}
+
+// misses says whether the metadata does not say of a node what its heartbeat says.
+func (n *Node) misses(r *wire.HeartbeatRequest, x *node) bool {
+	if !slices.Contains(r.Roles, RoleBroker) {
+		return false
+	}
+	b := n.store.View().Broker(r.Node)
+	return b == nil || b.Away || !sameBroker(b, brokerOf(r))
+}
+
+// hearSelf takes this process's own heartbeat.
+func (n *Node) hearSelf() {
+	r := n.o.Self()
+	s := n.applied.Load()
+	r.Generation, r.MetadataVersion = uint64(s.Generation), uint64(s.Version)
+	if err := n.hear(r, ""); err != nil {
+		n.o.Logger.Warn("this node cannot be registered", "node", r.Node, "err", err)
+	}
+}
+
+// tell wakes those who wait for news of nodes. n.mu is held.
+func (n *Node) tell() {
+	if n.mu.told != nil {
+		close(n.mu.told)
+		n.mu.told = nil
+	}
+}
+
+// beats stores what was heard, for all nodes at once, and counts the silence of the others.
+func (n *Node) beats() {
+	defer n.done.Done()
+	every := time.NewTicker(beatEvery)
+	defer every.Stop()
+	for {
+		n.hearSelf()
+		n.beat()
+		select {
+		case <-every.C:
+		case <-n.ctx.Done():
+			return
+		}
+	}
+}
+
+func (n *Node) beat() {
+	n.mu.Lock()
+	var beats []meta.Beat
+	for name, x := range n.mu.nodes {
+		x.ours = x.heard
+		if !x.heard {
+			continue
+		}
+		x.heard = false
+		info, err := proto.Marshal(x.last)
+		if err != nil { // text that is not UTF-8: proto did not let it in
+			continue
+		}
+		beats = append(beats, meta.Beat{Node: name, Boot: x.last.Boot, Count: x.count, Info: info})
+	}
+	n.mu.Unlock()
+	ctx, cancel := context.WithTimeout(n.ctx, beatTimeout)
+	all, err := n.store.Beat(ctx, beats)
+	cancel()
+	if n.ctx.Err() != nil {
+		return
+	}
+	n.counts.beats.Add(1)
+	if err != nil {
+		n.counts.beatsFailed.Add(1)
+		if n.distrust() {
+			n.o.Logger.Warn("heartbeats cannot be stored: nobody is judged away meanwhile", "err", err)
+		}
+		return
+	}
+	first, unreadable := n.count(all)
+	if first {
+		n.o.Logger.Info("heartbeats are stored")
+	}
+	if len(unreadable) > 0 {
+		n.o.Logger.Warn("heartbeats in the database cannot be read", "nodes", unreadable)
+	}
+	n.kickJudge()
+}
+
+// distrust forgets all silence, since we may be the one who does not hear. It says whether that is news.
+func (n *Node) distrust() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	was := n.mu.trusted
+	n.mu.trusted = false
+	for _, x := range n.mu.nodes {
+		x.silent = 0
+	}
+	return was
+}
+
+// count takes what the database has of all nodes. first: it is the first time, or the first after failures.
+func (n *Node) count(all []meta.Beat) (first bool, unreadable []string) {
+	s := n.applied.Load()
+	now := time.Now()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	step := min(now.Sub(n.mu.beaten), silenceStep) // by the monotonic clock
+	if first = !n.mu.trusted; first {
+		step = 0
+	}
+	n.mu.trusted, n.mu.beaten = true, now
+	present := make(map[string]bool, len(all))
+	for i := range all {
+		b := &all[i]
+		present[b.Node] = true
+		x := n.mu.nodes[b.Node]
+		if x == nil {
+			x = &node{}
+			n.mu.nodes[b.Node] = x
+		}
+		if b.Boot == x.seenBoot && b.Count == x.seenCount {
+			x.silent += step
+		} else {
+			x.seenBoot, x.seenCount, x.silent = b.Boot, b.Count, 0
+		}
+		if x.heard || x.last != nil && x.last.Boot == b.Boot && x.count >= b.Count {
+			continue
+		}
+		r := new(wire.HeartbeatRequest)
+		if len(b.Info) > infoMax || proto.Unmarshal(b.Info, r) != nil || r.Node != b.Node {
+			unreadable = append(unreadable, b.Node)
+			continue
+		}
+		if x.last == nil || x.last.MetadataVersion != r.MetadataVersion || x.last.Boot != r.Boot || x.last.Generation != r.Generation {
+			n.tell()
+		}
+		if x.last != nil && x.last.Boot != r.Boot {
+			x.former, x.refused = x.last.Boot, nil
+		}
+		x.last, x.count = r, b.Count
+	}
+	for o := range s.All(meta.KindBroker) {
+		if n.mu.nodes[o.Name] == nil {
+			n.mu.nodes[o.Name] = &node{}
+		}
+	}
+	var addresses []string
+	for name, x := range n.mu.nodes {
+		if !present[name] {
+			if x.silent += step; !x.heard && x.silent > silenceMax && s.Broker(name) == nil {
+				delete(n.mu.nodes, name)
+				continue
+			}
+		}
+		if x.last != nil && x.silent < silenceMax && slices.Contains(x.last.Roles, RoleRegistry) {
+			addresses = append(addresses, x.last.Addresses...)
+		}
+	}
+	slices.Sort(addresses)
+	addresses = slices.Compact(addresses)
+	n.addresses.Store(&addresses)
+	return first, unreadable
+}
+
+// judgement writes who registered, is away or is back.
+func (n *Node) judgement() {
+	defer n.done.Done()
+	for {
+		select {
+		case <-n.judge:
+		case <-n.ctx.Done():
+			return
+		}
+		for _, c := range n.due() {
+			n.write(c)
+		}
+	}
+}
+
+// finding is what has to be written of a broker.
+type finding struct {
+	change meta.Change
+	broker string
+	before *meta.Broker
+	after  *meta.Broker
+}
+
+// due says what has to be written.
+func (n *Node) due() []finding {
+	s := n.store.View()
+	self := n.o.Self().Node
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var due []finding
+	for name, x := range n.mu.nodes {
+		o := s.Get(meta.Key{Kind: meta.KindBroker, Name: name})
+		var before *meta.Broker
+		expect := meta.Expect{Create: true}
+		if o != nil {
+			before = o.Spec.(*meta.Broker)
+			expect = meta.Expect{Revision: o.Revision}
+		}
+		f := finding{broker: name, before: before}
+		switch {
+		case x.ours && x.last != nil && x.refused == nil && n.misses(x.last, x):
+			f.after = brokerOf(x.last)
+			f.after.Registered = n.o.Now().UTC().Truncate(time.Second)
+			f.change = meta.Change{By: meta.Actor{Name: "node " + name}, Reason: "it registered"}
+			if before != nil && sameBroker(before, f.after) {
+				f.after.Registered = before.Registered
+				f.change.Reason = "it is back"
+			}
+			group := meta.Key{Kind: meta.KindBrokerGroup, Name: f.after.BrokerGroup}
+			if s.Get(group) == nil {
+				f.change.Writes = append(f.change.Writes, meta.Write{Key: group, Spec: &meta.BrokerGroup{DataCenter: f.after.DataCenter}, Expect: meta.Expect{Create: true}})
+			}
+		case before != nil && !before.Away && n.mu.trusted && x.silent >= silenceMax && !x.heard:
+			away := *before
+			away.Away = true
+			f.after = &away
+			f.change = meta.Change{By: meta.Actor{Name: "node " + self}, Reason: "it is silent for " + silenceMax.String()}
+		default:
+			continue
+		}
+		f.change.Writes = append(f.change.Writes, meta.Write{Key: meta.Key{Kind: meta.KindBroker, Name: name}, Spec: f.after, Expect: expect})
+		due = append(due, f)
+	}
+	return due
+}
+
+func (n *Node) write(f finding) {
+	ctx, cancel := context.WithTimeout(n.ctx, beatTimeout)
+	defer cancel()
+	_, err := n.store.Update(ctx, f.change)
+	log := n.o.Logger.With("broker", f.broker, "brokerGroup", f.after.BrokerGroup)
+	switch wire.CodeOf(err) {
+	case wire.CodeOK:
+	case wire.CodeConflict, wire.CodeExists, wire.CodeNotFound:
+		return // another node was first: its snapshot comes
+	case wire.CodeInvalid, wire.CodeInUse:
+		log.Error("the broker cannot be registered", "err", err)
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if x := n.mu.nodes[f.broker]; x != nil {
+			x.refused = err
+		}
+		return
+	default:
+		log.Warn("what was found of the broker could not be written", "err", err)
+		return // the next beat finds it again
+	}
+	switch {
+	case f.after.Away:
+		n.counts.away.Add(1)
+		log.Warn("a broker is away", "was", "living", "is", "away", "silentFor", silenceMax)
+	case f.before != nil && f.before.Boot == f.after.Boot && f.before.Away:
+		n.counts.back.Add(1)
+		log.Info("a broker is back", "was", "away", "is", "living")
+	default:
+		n.counts.registrations.Add(1)
+		log.Info("a broker registered", "addresses", f.after.Addresses, "boot", f.after.Boot, "version", f.after.Version)
+	}
+}
+
+// ListNodes implements wire.Registry.
+func (n *Node) ListNodes(ctx context.Context, r *wire.ListNodesRequest) (*wire.ListNodesResponse, error) {
+	s := n.store.View()
+	who, _ := subjectOf(ctx)
+	if err := s.MayOperate(who, meta.ReadStore, "", ""); err != nil {
+		return nil, err
+	}
+	response := &wire.ListNodesResponse{Generation: uint64(s.Generation), Version: uint64(s.Version), Database: "ok"}
+	if err := n.store.Health(); err != nil {
+		response.Database = messageOf(err)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for name, x := range n.mu.nodes {
+		m := &wire.Node{Last: x.last, Away: x.silent >= silenceMax, SilentMs: x.silent.Milliseconds()}
+		b := s.Broker(name)
+		if b != nil {
+			m.Away = b.Away
+		}
+		if m.Last == nil {
+			if b == nil {
+				continue
+			}
+			m.Last = &wire.HeartbeatRequest{Node: name, Boot: b.Boot, Roles: []string{RoleBroker}, BrokerGroup: b.BrokerGroup, Addresses: b.Addresses,
+				DataCenter: b.DataCenter, Labels: b.Labels, Version: b.Version}
+		}
+		response.Nodes = append(response.Nodes, m)
+	}
+	slices.SortFunc(response.Nodes, func(a, b *wire.Node) int {
+		if a.Last.Node < b.Last.Node {
+			return -1
+		}
+		return 1
+	})
+	return response, nil
+}
