@@ -21,6 +21,7 @@ const (
 	silenceStep = time.Second
 	// nodesMax bounds what heartbeats can make us remember.
 	nodesMax = 10_000
+	bootsMax = 16
 	infoMax  = 16 << 10 // of a heartbeat, encoded
 )
 
@@ -32,21 +33,26 @@ const (
 
 // node is what is known of a node of the cluster by its heartbeats.
 type node struct {
-	last   *wire.HeartbeatRequest
-	count  uint64 // of last
-	heard  bool   // last came to us, and was not handed to the database yet
-	ours   bool   // it came to us lately: it is for us to register it
-	former string // the boot before the one of last
+	last  *wire.HeartbeatRequest
+	count uint64 // of last
+	heard bool   // last came to us, and was not handed to the database yet
+	due   bool   // last came to us, and the metadata does not say what it says: it is for us to write it
+	// boots are those that were registered in this generation, as far as we saw. One that was and is not any more has been followed by another.
+	boots []string
 	// What the database had when we looked last, and how long it did not change while we could see it.
 	seenBoot  string
 	seenCount uint64
 	silent    time.Duration
-	refused   error // why it could not be registered
+	revision  meta.Version // of its object when we looked last
+	refused   error        // why it could not be registered
 }
 
 // Heartbeat implements wire.Registry. It is answered from memory: a slow database does not make others fall silent.
 func (n *Node) Heartbeat(ctx context.Context, r *wire.HeartbeatRequest) (*wire.HeartbeatResponse, error) {
 	s := n.applied.Load()
+	if s == nil {
+		return nil, n.Feed.away()
+	}
 	who, p := subjectOf(ctx)
 	if err := s.MayOperate(who, meta.BeNode, "", ""); err != nil {
 		return nil, err
@@ -99,21 +105,29 @@ func (n *Node) hear(r *wire.HeartbeatRequest, addr string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	x := n.mu.nodes[r.Node]
-	switch {
-	case x == nil:
+	if x == nil {
 		if len(n.mu.nodes) >= nodesMax {
 			return wire.Errorf(wire.CodeTooMany, "%d nodes are known, which is the most", nodesMax)
 		}
 		x = &node{}
 		n.mu.nodes[r.Node] = x
-	case x.last != nil && x.last.Boot != r.Boot && x.former == r.Boot && x.silent < silenceMax:
-		return wire.Errorf(wire.CodeConflict, "another node with the name %s runs, at %v", r.Node, x.last.Addresses)
-	case x.last != nil && x.last.Boot != r.Boot:
-		x.former = x.last.Boot
+	}
+	due := false
+	if slices.Contains(r.Roles, RoleBroker) {
+		b := n.store.View().Broker(r.Node)
+		switch {
+		case b != nil && b.Boot == r.Boot:
+			x.own(r.Boot)
+		case b != nil && !b.Away && slices.Contains(x.boots, r.Boot):
+			return wire.Errorf(wire.CodeConflict, "another broker with the name %s runs, at %v", r.Node, b.Addresses)
+		}
+		due = b == nil || b.Away || !sameBroker(b, brokerOf(r))
+	}
+	if x.last == nil || x.last.Boot != r.Boot {
 		x.refused = nil
 	}
 	news := x.last == nil || x.last.Boot != r.Boot || x.last.MetadataVersion != r.MetadataVersion || x.last.Generation != r.Generation
-	x.last, x.heard, x.ours = r, true, true
+	x.last, x.heard = r, true
 	x.count = max(x.count, x.seenCount) + 1
 	if news {
 		n.tell()
@@ -121,26 +135,26 @@ func (n *Node) hear(r *wire.HeartbeatRequest, addr string) error {
 	if x.refused != nil {
 		return x.refused
 	}
-	if n.misses(r, x) {
+	if x.due = due; due {
 		n.kickJudge()
 	}
 	return nil
 }
 
-// misses says whether the metadata does not say of a node what its heartbeat says.
-func (n *Node) misses(r *wire.HeartbeatRequest, x *node) bool {
-	if !slices.Contains(r.Roles, RoleBroker) {
-		return false
+// own remembers that a boot is, or was, the registered one.
+func (x *node) own(boot string) {
+	if !slices.Contains(x.boots, boot) {
+		x.boots = append(x.boots, boot)
+		x.boots = x.boots[max(0, len(x.boots)-bootsMax):]
 	}
-	b := n.store.View().Broker(r.Node)
-	return b == nil || b.Away || !sameBroker(b, brokerOf(r))
 }
 
 // hearSelf takes this process's own heartbeat.
 func (n *Node) hearSelf() {
 	r := n.o.Self()
-	s := n.applied.Load()
-	r.Generation, r.MetadataVersion = uint64(s.Generation), uint64(s.Version)
+	if s := n.applied.Load(); s != nil {
+		r.Generation, r.MetadataVersion = uint64(s.Generation), uint64(s.Version)
+	}
 	if err := n.hear(r, ""); err != nil {
 		n.o.Logger.Warn("this node cannot be registered", "node", r.Node, "err", err)
 	}
@@ -174,7 +188,6 @@ func (n *Node) beat() {
 	n.mu.Lock()
 	var beats []meta.Beat
 	for name, x := range n.mu.nodes {
-		x.ours = x.heard
 		if !x.heard {
 			continue
 		}
@@ -224,7 +237,7 @@ func (n *Node) distrust() bool {
 
 // count takes what the database has of all nodes. first: it is the first time, or the first after failures.
 func (n *Node) count(all []meta.Beat) (first bool, unreadable []string) {
-	s := n.applied.Load()
+	s := n.store.View()
 	now := time.Now()
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -259,7 +272,7 @@ func (n *Node) count(all []meta.Beat) (first bool, unreadable []string) {
 			n.tell()
 		}
 		if x.last != nil && x.last.Boot != r.Boot {
-			x.former, x.refused = x.last.Boot, nil
+			x.refused = nil
 		}
 		x.last, x.count = r, b.Count
 	}
@@ -323,10 +336,18 @@ func (n *Node) due() []finding {
 		if o != nil {
 			before = o.Spec.(*meta.Broker)
 			expect = meta.Expect{Revision: o.Revision}
+			if o.Revision != x.revision {
+				// A node that heard it wrote it: our silence begins anew, or we would judge by beats from before that.
+				x.revision, x.silent = o.Revision, 0
+			}
 		}
 		f := finding{broker: name, before: before}
 		switch {
-		case x.ours && x.last != nil && x.refused == nil && n.misses(x.last, x):
+		case x.due:
+			x.due = false // if it cannot be written, the next heartbeat says so again
+			if before != nil && !before.Away && sameBroker(before, brokerOf(x.last)) {
+				continue
+			}
 			f.after = brokerOf(x.last)
 			f.after.Registered = n.o.Now().UTC().Truncate(time.Second)
 			f.change = meta.Change{By: meta.Actor{Name: "node " + name}, Reason: "it registered"}
@@ -373,6 +394,11 @@ func (n *Node) write(f finding) {
 		log.Warn("what was found of the broker could not be written", "err", err)
 		return // the next beat finds it again
 	}
+	n.mu.Lock()
+	if x := n.mu.nodes[f.broker]; x != nil {
+		x.own(f.after.Boot)
+	}
+	n.mu.Unlock()
 	switch {
 	case f.after.Away:
 		n.counts.away.Add(1)

@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -19,12 +18,12 @@ import (
 
 // The cache is one file, little-endian:
 //
-//	+-------------+-------------+------------+------------+------+------------+------------+---------+
-//	| "jmqmeta\n" | version u32 | crc32c u32 | length u64 | node | former u16 | u64 each.. | objects |
-//	+-------------+-------------+------------+------------+------+------------+------------+---------+
+//	+-------------+-------------+------------+------------+----------+------+---------+
+//	| "jmqmeta\n" | version u32 | crc32c u32 | length u64 | size u16 | node | objects |
+//	+-------------+-------------+------------+------------+----------+------+---------+
 //
-// length counts what follows it, and the checksum covers length and that. node is a u16 and so many bytes: whose cache it is. former are generations
-// that were left, none of which is taken again. objects is a WatchObjectsResponse with everything; since is the version up to which deletions are not known.
+// length counts what follows it, and the checksum covers length and that. node, of size bytes, is whose cache it is. objects is a
+// WatchObjectsResponse with everything; its since is the version up to which deletions are not known.
 const (
 	cacheMagic    = "jmqmeta\n"
 	cacheVersion  = 1
@@ -34,15 +33,8 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// cached is what a cache holds.
-type cached struct {
-	snapshot *meta.Snapshot
-	former   []meta.Generation
-}
-
 // encodeCache returns the file's bytes.
-func encodeCache(node string, c cached) ([]byte, error) {
-	s := c.snapshot
+func encodeCache(node string, s *meta.Snapshot) ([]byte, error) {
 	m := &wire.WatchObjectsResponse{Generation: uint64(s.Generation), Version: uint64(s.Version), Since: uint64(s.Floor())}
 	for _, k := range meta.Kinds {
 		for o := range s.All(k) {
@@ -68,10 +60,6 @@ func encodeCache(node string, c cached) ([]byte, error) {
 	binary.LittleEndian.PutUint32(b[8:], cacheVersion)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(node)))
 	b = append(b, node...)
-	b = binary.LittleEndian.AppendUint16(b, uint16(len(c.former)))
-	for _, g := range c.former {
-		b = binary.LittleEndian.AppendUint64(b, uint64(g))
-	}
 	b, err := proto.MarshalOptions{}.MarshalAppend(b, m)
 	if err != nil {
 		return nil, err
@@ -82,55 +70,39 @@ func encodeCache(node string, c cached) ([]byte, error) {
 }
 
 // decodeCache reads what encodeCache wrote.
-func decodeCache(node string, b []byte) (cached, error) {
+func decodeCache(node string, b []byte) (*meta.Snapshot, error) {
 	if len(b) < cacheHead || string(b[:8]) != cacheMagic {
-		return cached{}, errors.New("it is no cache of metadata")
+		return nil, errors.New("it is no cache of metadata")
 	}
 	if v := binary.LittleEndian.Uint32(b[8:]); v != cacheVersion {
-		return cached{}, fmt.Errorf("it has version %d, this program reads %d", v, cacheVersion)
+		return nil, fmt.Errorf("it has version %d, this program reads %d", v, cacheVersion)
 	}
 	if length := binary.LittleEndian.Uint64(b[16:]); length != uint64(len(b)-cacheHead) {
-		return cached{}, fmt.Errorf("it is cut: %d of %d bytes are there", len(b)-cacheHead, length)
+		return nil, fmt.Errorf("it is cut: %d of %d bytes are there", len(b)-cacheHead, length)
 	}
 	if crc32.Checksum(b[16:], castagnoli) != binary.LittleEndian.Uint32(b[12:]) {
-		return cached{}, errors.New("its checksum is wrong")
+		return nil, errors.New("its checksum is wrong")
 	}
-	r := bytes.NewReader(b[cacheHead:])
-	var c cached
-	var n uint16
-	if err := binary.Read(r, binary.LittleEndian, &n); err != nil {
-		return cached{}, err
+	rest := b[cacheHead:]
+	if len(rest) < 2 || len(rest)-2 < int(binary.LittleEndian.Uint16(rest)) {
+		return nil, errors.New("it ends in the node's name")
 	}
-	name := make([]byte, n)
-	if _, err := io.ReadFull(r, name); err != nil {
-		return cached{}, err
-	}
-	if string(name) != node {
-		return cached{}, fmt.Errorf("it is of node %q, not of %q", name, node)
-	}
-	if err := binary.Read(r, binary.LittleEndian, &n); err != nil {
-		return cached{}, err
-	}
-	if int(n)*8 > r.Len() {
-		return cached{}, io.ErrUnexpectedEOF
-	}
-	c.former = make([]meta.Generation, n)
-	if err := binary.Read(r, binary.LittleEndian, c.former); err != nil {
-		return cached{}, err
+	size := int(binary.LittleEndian.Uint16(rest))
+	if name := string(rest[2:][:size]); name != node {
+		return nil, fmt.Errorf("it is of node %q, not of %q", name, node)
 	}
 	m := new(wire.WatchObjectsResponse)
-	if err := proto.Unmarshal(b[len(b)-r.Len():], m); err != nil {
-		return cached{}, err
+	if err := proto.Unmarshal(rest[2+size:], m); err != nil {
+		return nil, err
 	}
 	objects, err := readObjects(m.Objects)
 	if err != nil {
-		return cached{}, err
+		return nil, err
 	}
 	if m.Generation == 0 {
-		return cached{}, errors.New("it has no generation")
+		return nil, errors.New("it has no generation")
 	}
-	c.snapshot = meta.NewSnapshot(meta.Generation(m.Generation), meta.Version(m.Version), meta.Version(m.Since), objects)
-	return c, nil
+	return meta.NewSnapshot(meta.Generation(m.Generation), meta.Version(m.Version), meta.Version(m.Since), objects), nil
 }
 
 // readObjects reads objects of the wire. Kinds that are not known here are of a newer version, and left out.
@@ -150,25 +122,25 @@ func readObjects(list []*wire.Object) ([]*meta.Object, error) {
 }
 
 // readCache reads a cache file; without one there is no error and no snapshot.
-func readCache(name, node string) (cached, error) {
+func readCache(name, node string) (*meta.Snapshot, error) {
 	f, err := os.Open(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return cached{}, nil
+		return nil, nil
 	}
 	if err != nil {
-		return cached{}, err
+		return nil, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return cached{}, err
+		return nil, err
 	}
 	if info.Size() > cacheBytesMax {
-		return cached{}, fmt.Errorf("it has %d bytes, at most %d are possible", info.Size(), cacheBytesMax)
+		return nil, fmt.Errorf("it has %d bytes, at most %d are possible", info.Size(), cacheBytesMax)
 	}
 	b := make([]byte, info.Size())
 	if _, err := io.ReadFull(f, b); err != nil {
-		return cached{}, err
+		return nil, err
 	}
 	return decodeCache(node, b)
 }

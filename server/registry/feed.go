@@ -36,6 +36,8 @@ type Feed struct {
 	done  sync.WaitGroup
 	wake  chan struct{} // the heap has a new first; or the feed was closed
 
+	pageBytes int // of WatchObjects, about
+
 	setting sync.Mutex // one Set at a time
 	world   atomic.Pointer[world]
 	sorted  atomic.Pointer[sortedObjects]
@@ -90,7 +92,7 @@ type watch struct {
 
 // NewFeed returns a feed that knows nothing yet: it answers CodeMetadataAway. Close ends it.
 func NewFeed(o FeedOptions) *Feed {
-	f := &Feed{o: o, begun: time.Now(), wake: make(chan struct{}, 1)}
+	f := &Feed{o: o, begun: time.Now(), wake: make(chan struct{}, 1), pageBytes: pageBytes}
 	f.mu.topics = map[topicName]*watchedTopic{}
 	f.mu.groups = map[string]map[*watchedTopic]struct{}{}
 	f.mu.objects = map[*watch]struct{}{}
@@ -352,7 +354,7 @@ func (f *Feed) park(ctx context.Context, w *world, x *watch, wait time.Duration)
 
 // late says that the watch knows more than w: another node told it. It waits until we know as much.
 func late(w *world, x *watch) bool {
-	return x.generation == uint64(w.Generation) && x.version > uint64(w.Version)
+	return x.generation > uint64(w.Generation) || x.generation == uint64(w.Generation) && x.version > uint64(w.Version)
 }
 
 // giveUp answers a watch whose session ended.
@@ -526,7 +528,7 @@ func sizeOf(v *wire.TopicView) int {
 func (f *Feed) emptyRoutes(w *world, x *watch) *wire.WatchRoutesResponse {
 	r := &wire.WatchRoutesResponse{Generation: uint64(w.Generation), MetadataVersion: uint64(w.Version)}
 	if late(w, x) {
-		r.MetadataVersion = x.version
+		r.Generation, r.MetadataVersion = x.generation, x.version
 	}
 	if f.o.Registry != nil {
 		r.Registry = f.o.Registry()

@@ -29,7 +29,6 @@ const (
 	retryMax     = 2 * time.Second // well below silenceMax
 	retryLater   = 5 * time.Second // what lasted so long makes the next pause short again
 	addressesMax = 64
-	formerMax    = 64
 	// cacheEvery is how often the cache is written at most; one that takes long is written less often.
 	cacheEvery   = time.Second
 	cacheRest    = 20 // times what the last write took
@@ -80,7 +79,7 @@ func (o FollowerOptions) withDefaults() FollowerOptions {
 }
 
 // Follower keeps a copy of the metadata, by a registry node. What it knows it never loses: not by an outage, and not to a registry node
-// that knows less, or that has a generation which was left.
+// that knows less.
 //
 // It owns three goroutines: one speaks with a registry node (beside the one that reads its connection), one applies snapshots, since
 // that may take longer than the registry waits for a heartbeat, and one writes the cache.
@@ -107,8 +106,7 @@ type Follower struct {
 	connected atomic.Bool
 	stored    atomic.Bool
 	begun     time.Time
-	answered  atomic.Int64                      // when a registry node did last, since begun
-	former    atomic.Pointer[[]meta.Generation] // that were left
+	answered  atomic.Int64 // when a registry node did last, since begun
 	counts    struct {
 		connections, failures, refused, snapshots, resets, cacheWrites, cacheFailures atomic.Uint64
 	}
@@ -126,18 +124,16 @@ func NewFollower(o FollowerOptions) (*Follower, error) {
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.dialled = rand.IntN(len(o.Addresses)) // so that not all go to the first
 	f.learned.Store(&[]string{})
-	f.former.Store(&[]meta.Generation{})
 	f.Feed = NewFeed(FeedOptions{Registry: f.Registry})
 	if f.o.CacheFile != "" {
-		c, err := readCache(f.o.CacheFile, f.o.Self().Node)
+		s, err := readCache(f.o.CacheFile, f.o.Self().Node)
 		switch {
 		case err != nil:
 			f.o.Logger.Warn("the cache of metadata is not used", "file", f.o.CacheFile, "err", err)
-		case c.snapshot != nil:
-			f.o.Logger.Info("metadata of the cache", "generation", c.snapshot.Generation, "version", c.snapshot.Version)
-			f.former.Store(&c.former)
-			f.known.Store(c.snapshot)
-			f.apply(c.snapshot)
+		case s != nil:
+			f.o.Logger.Info("metadata of the cache", "generation", s.Generation, "version", s.Version)
+			f.known.Store(s)
+			f.apply(s)
 		}
 	}
 	f.done.Add(2)
@@ -456,7 +452,7 @@ func (c *conversation) beatAnswered(a answer) error {
 	f.learn(r.Registry)
 	f.stored.Store(r.Stored)
 	known := f.known.Load()
-	behind := known != nil && r.Generation == uint64(known.Generation) && r.Version < uint64(known.Version)
+	behind := known != nil && (r.Generation < uint64(known.Generation) || r.Generation == uint64(known.Generation) && r.Version < uint64(known.Version))
 	switch now := time.Now(); {
 	case r.Stored && !behind:
 		c.poor = time.Time{}
@@ -535,8 +531,8 @@ func (c *conversation) judge(r *wire.WatchObjectsResponse, known *meta.Snapshot)
 	if r.Generation == 0 {
 		return errors.New("it has no generation")
 	}
-	if slices.Contains(*c.f.former.Load(), generation) {
-		return fmt.Errorf("generation %d was left for generation %d", generation, known.Generation)
+	if known != nil && generation < known.Generation {
+		return fmt.Errorf("generation %d is older than generation %d, which is known: if the database is another one, say so with jmq registry new-generation", generation, known.Generation)
 	}
 	if r.Reset_ {
 		if known != nil && generation == known.Generation && r.Since < uint64(known.Version) {
@@ -578,9 +574,6 @@ func newestOnly(objects []*meta.Object) []*meta.Object {
 func (f *Follower) takeKnown(known, next *meta.Snapshot) {
 	if known != nil && known.Generation != next.Generation {
 		f.o.Logger.Warn("the metadata has a new generation", "was", known.Generation, "is", next.Generation, "version", next.Version)
-		former := append(slices.Clone(*f.former.Load()), known.Generation)
-		former = former[max(0, len(former)-formerMax):]
-		f.former.Store(&former)
 	}
 	f.counts.snapshots.Add(1)
 	f.known.Store(next)
@@ -599,7 +592,7 @@ func (f *Follower) caches() {
 			return 0
 		}
 		begun := time.Now()
-		b, err := encodeCache(f.o.Self().Node, cached{s, *f.former.Load()})
+		b, err := encodeCache(f.o.Self().Node, s)
 		if err == nil {
 			err = writeCache(f.o.create, f.o.CacheFile, b)
 		}

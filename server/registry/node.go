@@ -20,7 +20,7 @@ type NodeOptions struct {
 	// are filled in: it must be a new one each time. It is asked every 0.5 s, and must not block.
 	Self func() *wire.HeartbeatRequest
 	// OnSnapshot is told each snapshot, in order, on one goroutine of the node, before clients are: a broker in the same process
-	// applies it here. The first one is told before NewNode returns. When it returns, the snapshot counts as in force here. Nil: nobody.
+	// applies it here. The first one is told before NewNode returns, unless the store has not seen its database yet. When it returns, the snapshot counts as in force here. Nil: nobody.
 	OnSnapshot func(*meta.Snapshot)
 	// Now is the wall clock, for dates that are stored. Default: time.Now.
 	Now func() time.Time
@@ -129,8 +129,16 @@ func (n *Node) pause(d time.Duration) {
 
 // take makes a snapshot count here: first in this process, then for those who watch.
 func (n *Node) take(s *meta.Snapshot) {
+	if s.Generation == 0 {
+		return // the store has not seen the database yet
+	}
 	if was := n.applied.Load(); was != nil && was.Generation != s.Generation {
 		n.o.Logger.Warn("the metadata has a new generation", "was", was.Generation, "is", s.Generation, "version", s.Version)
+		n.mu.Lock()
+		for _, x := range n.mu.nodes {
+			x.boots = nil
+		}
+		n.mu.Unlock()
 	}
 	n.o.OnSnapshot(s)
 	n.applied.Store(s)

@@ -9,8 +9,9 @@ import (
 	"github.com/jmqio/jmq/wire"
 )
 
-// pageBytes is about how much a page of objects holds. A version is never told in two pages, so one may hold more.
-const pageBytes = 2 << 20
+// pageBytes is about how much a page of objects holds. A version is never told in two pages, so one may hold more. It is small
+// against a listener's memory for large frames, since after a new generation all ask at once.
+const pageBytes = 512 << 10
 
 // sortedObjects are all objects of a snapshot by revision: made once for all who are told everything anew.
 type sortedObjects struct {
@@ -55,7 +56,9 @@ func (f *Feed) objectsFor(w *world, x *watch) (*wire.WatchObjectsResponse, error
 	r := &wire.WatchObjectsResponse{Generation: uint64(w.Generation), Since: x.since}
 	var objects []*meta.Object
 	switch {
-	case x.generation != uint64(w.Generation):
+	case x.generation > uint64(w.Generation):
+		return nil, nil
+	case x.generation < uint64(w.Generation):
 		r.Reset_ = true
 	case x.since != 0:
 		// Everything is told anew, by revision, and x.version is how far that came. Deletions above since are told too.
@@ -91,7 +94,7 @@ func (f *Feed) objectsFor(w *world, x *watch) (*wire.WatchObjectsResponse, error
 	r.Version = uint64(w.Version)
 	bytes := 0
 	for i, o := range objects {
-		if bytes > pageBytes && o.Revision != objects[i-1].Revision {
+		if bytes > f.pageBytes && o.Revision != objects[i-1].Revision {
 			r.Version, r.More = uint64(objects[i-1].Revision), true
 			break
 		}
