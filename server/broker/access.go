@@ -45,7 +45,7 @@ var everything = &grant{}
 type session struct {
 	who    meta.Subject
 	client dispatch.Client
-	last   [2]atomic.Pointer[grant]
+	recent [recentGrants]atomic.Pointer[grant] // each in the place of its key, without the lock
 	mu     struct {
 		sync.Mutex
 		grants map[dispatch.Queue]*grant
@@ -53,8 +53,7 @@ type session struct {
 }
 
 const (
-	lastSent    = 0 // in session.last
-	lastFetched = 1
+	recentGrants = 16
 
 	// grantsMax bounds what is kept of a session's. Beyond it some are forgotten: a fetch that waits learns of a lost right when it
 	// is answered, which takes waitMax at most.
@@ -87,10 +86,7 @@ func (b *Broker) granted(p *wire.Peer, t *store.Topic, key dispatch.Queue, group
 	if s == nil {
 		return b.ask(subjectOf(p), p, t, key, group)
 	}
-	last := &s.last[lastSent]
-	if key.Group != 0 {
-		last = &s.last[lastFetched]
-	}
+	last := &s.recent[(key.Topic.ID+uint64(key.Group)*7)%recentGrants]
 	epoch := b.metadata.epoch.Load()
 	if g := last.Load(); g != nil && g.epoch == epoch && g.key == key {
 		return g, nil

@@ -26,6 +26,11 @@ import (
 //   - A group that was removed begins anew. One that was moved stands where it was said, after a restart too; what was leased then has ended, and no ack of it counts.
 //   - At the end, after a drain, each group acked each message that was answered ok, and no index twice.
 func TestModel(t *testing.T) {
+	checkInBubbles(t, runModel)
+}
+
+// checkInBubbles is rapid.Check of what runs in a bubble of time.
+func checkInBubbles(t *testing.T, run func(*testing.T, *rapid.T) error) {
 	rapid.Check(t, func(r *rapid.T) {
 		var stopped any // rapid ends a run by a panic when there is nothing left to draw, which must not cross the bubble
 		var failure error
@@ -35,7 +40,7 @@ func TestModel(t *testing.T) {
 					failure, stopped = fmt.Errorf("panic: %v\n%s", stopped, debug.Stack()), nil
 				}
 			}()
-			failure = runModel(t, r)
+			failure = run(t, r)
 		})
 		if stopped != nil {
 			panic(stopped)
