@@ -48,7 +48,8 @@ func (l Location) String() string {
 	if l.File != "" {
 		return l.File
 	}
-	c, err := mysql.ParseDSN(l.DSN)
+	dsn, _ := cutCA(l.DSN)
+	c, err := mysql.ParseDSN(dsn)
 	if err != nil {
 		return "a DSN that cannot be read"
 	}
@@ -57,7 +58,8 @@ func (l Location) String() string {
 
 // HasPassword says whether the location has a password in clear, which is not for files that are shown or for command lines.
 func (l Location) HasPassword() bool {
-	c, err := mysql.ParseDSN(l.DSN)
+	dsn, _ := cutCA(l.DSN)
+	c, err := mysql.ParseDSN(dsn)
 	return l.File == "" && err == nil && c.Passwd != "" && !strings.HasPrefix(c.Passwd, "env:") && !strings.HasPrefix(c.Passwd, "file:")
 }
 
@@ -76,9 +78,28 @@ func (l Location) Validate() error {
 	return l.secure(c)
 }
 
+// cutCA takes the parameter ca out of a DSN: the driver does not know it, nor a slash in a parameter.
+func cutCA(dsn string) (rest, file string) {
+	start, parameters, ok := strings.Cut(dsn[strings.LastIndexByte(dsn, '@')+1:], "?")
+	if !ok {
+		return dsn, ""
+	}
+	start = dsn[:strings.LastIndexByte(dsn, '@')+1] + start
+	var others []string
+	for _, p := range strings.Split(parameters, "&") {
+		if value, ok := strings.CutPrefix(p, "ca="); ok {
+			file = value
+		} else {
+			others = append(others, p)
+		}
+	}
+	return start + "?" + strings.Join(others, "&"), file
+}
+
 // parse reads the DSN and sets what is ours to set; the password is not resolved.
 func (l Location) parse() (*mysql.Config, error) {
-	c, err := mysql.ParseDSN(l.DSN)
+	dsn, file := cutCA(l.DSN)
+	c, err := mysql.ParseDSN(dsn)
 	if err != nil {
 		return nil, fmt.Errorf("the DSN cannot be read: %w (it is like user:env:NAME@tcp(host:port)/database?tls=true)", err)
 	}
@@ -88,8 +109,7 @@ func (l Location) parse() (*mysql.Config, error) {
 	if c.Params == nil {
 		c.Params = map[string]string{}
 	}
-	if file, ok := c.Params["ca"]; ok {
-		delete(c.Params, "ca")
+	if file != "" {
 		if c.TLSConfig != "true" {
 			return nil, errors.New("the DSN has ca without tls=true")
 		}

@@ -28,7 +28,10 @@ var engines = []struct {
 
 func onEach(t *testing.T, f func(t *testing.T, l Location)) {
 	for _, e := range engines {
-		t.Run(e.name, func(t *testing.T) { f(t, e.place(t)) })
+		t.Run(e.name, func(t *testing.T) {
+			t.Parallel()
+			f(t, e.place(t))
+		})
 	}
 }
 
@@ -50,8 +53,10 @@ func open(t testing.TB, l Location) *Store {
 
 // TestContract holds both engines to what meta says of stores.
 func TestContract(t *testing.T) {
+	t.Parallel()
 	for _, e := range engines {
 		t.Run(e.name, func(t *testing.T) {
+			t.Parallel()
 			metatest.Run(t, func(t *testing.T) metatest.Place {
 				l := e.place(t)
 				return metatest.Place{Open: func(t *testing.T) meta.Store {

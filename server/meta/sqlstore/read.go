@@ -42,34 +42,29 @@ func readHead(ctx context.Context, q bun.IDB) (h head, err error) {
 	return h, nil
 }
 
-// look reads what changed, if anything did.
-func (s *Store) look(ctx context.Context, db *database) error {
+// look reads what the database has, if it is not what is known.
+func (s *Store) look(ctx context.Context, db *database) (*state, error) {
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	h, err := readHead(call, db.read)
 	if err != nil {
-		return fmt.Errorf("read the version: %w", err)
+		return nil, fmt.Errorf("read the version: %w", err)
 	}
 	if known := s.seen.Load(); h.Generation == known.Generation && h.Version == known.Version && h.Stamp == known.stamp && h.Floor <= known.floor {
-		return nil
+		return known, nil
 	}
 	// Seldom, so that its time may be what reading everything takes.
 	load, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
 	tx, err := db.begin(load, true)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { _ = tx.Rollback() }() // it has only read
 	if h, err = readHead(load, tx); err != nil {
-		return fmt.Errorf("read the version: %w", err)
+		return nil, fmt.Errorf("read the version: %w", err)
 	}
-	next, err := s.catchUp(load, tx, h)
-	if err != nil {
-		return err
-	}
-	s.publish(next)
-	return nil
+	return s.catchUp(load, tx, h)
 }
 
 // catchUp reads how the database has gone on from what is known to version h.Version, of which h.Stamp may be 0: not known.

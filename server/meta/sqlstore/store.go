@@ -118,13 +118,15 @@ func (s *Store) first(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", errLocation, err)
 	}
+	var next *state
 	if err = db.prepare(ctx, s.o.Now()); err == nil {
-		err = s.look(ctx, db)
+		next, err = s.look(ctx, db)
 	}
 	if err != nil {
 		return errors.Join(err, db.close())
 	}
 	s.db.Store(db)
+	s.publish(next)
 	return nil
 }
 
@@ -252,7 +254,12 @@ func (s *Store) poll(ctx context.Context) error {
 	if err := db.replaced(); err != nil {
 		return err
 	}
-	return s.look(ctx, db)
+	next, err := s.look(ctx, db)
+	if err != nil {
+		return err
+	}
+	s.publish(next)
+	return nil
 }
 
 // probe writes, when the last write has failed and nobody else may try: so that Health says when the database is no longer read-only.
