@@ -17,12 +17,13 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/jmqio/jmq/scripts/testenv"
 	jmqserver "github.com/jmqio/jmq/server"
 	"github.com/jmqio/jmq/server/servertest"
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+	goleak.VerifyTestMain(testenv.Main(m), goleak.Cleanup(func(code int) {
 		if built.path != "" {
 			_ = os.RemoveAll(filepath.Dir(built.path)) // the test's result matters more
 		}

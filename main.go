@@ -70,7 +70,7 @@ Start with: jmq dev`,
 	root.AddCommand(
 		devCommand(), runCommand(),
 		produceCommand(), consumeCommand(), topicCommand(), groupCommand(), msgCommand(), storeCommand(),
-		journalCommand(), indexCommand(), benchCommand(), configCommand(), versionCommand(),
+		journalCommand(), indexCommand(), migrateCommand(), benchCommand(), configCommand(), versionCommand(),
 	)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if e, ok := errors.AsType[*pflag.NotExistError](err); ok && len(e.GetSpecifiedName()) == 1 && strings.Contains("0123456789", e.GetSpecifiedName()) {
