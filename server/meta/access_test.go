@@ -194,6 +194,15 @@ func TestAlive(t *testing.T) {
 	if p, _, ok := s.PrincipalOf("of-b1-1", now.UnixNano()); !ok || p.Kind != wire.PrincipalNode || p.Name != "b1-1" {
 		t.Fatalf("%+v, %v", p, ok)
 	}
+	// A credential of a namesake is another's.
+	s = must(t, s, put(meta.KindNamespace, "tenant", &meta.Namespace{}), meta.Write{Key: meta.Key{Kind: meta.KindApp, Namespace: "tenant", Name: "pay"}, Spec: &meta.App{}, Expect: meta.Expect{Any: true}},
+		put(meta.KindUser, "pay", &meta.User{Role: meta.RoleAdmin}))
+	alive(wire.Principal{Kind: wire.PrincipalApp, Name: "pay", Namespace: meta.NamespaceDefault, Credential: "of-pay"}, now, true)
+	alive(wire.Principal{Kind: wire.PrincipalApp, Name: "pay", Namespace: "tenant", Credential: "of-pay"}, now, false)
+	alive(wire.Principal{Kind: wire.PrincipalUser, Name: "pay", Credential: "of-pay"}, now, false)
+	alive(wire.Principal{Kind: wire.PrincipalNode, Name: "pay", Credential: "of-pay"}, now, false)
+	alive(wire.Principal{Kind: wire.PrincipalNode, Name: "pay", Credential: "of-b1-1"}, now, false)
+
 	// An expiry that is brought forward counts for who came before.
 	c2 := *c
 	c2.Expires = now

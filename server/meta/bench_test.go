@@ -182,3 +182,15 @@ func BenchmarkMayConsume(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkPlanDelete is what planning the deletion of a user costs, which looks at all that might name it: he is, and it is refused.
+func BenchmarkPlanDelete(b *testing.B) {
+	s := largeSnapshot()
+	c := meta.Change{By: meta.Actor{Name: "user u"}, Writes: []meta.Write{{Key: meta.Key{Kind: meta.KindUser, Name: "user-007"}, Expect: meta.Expect{Any: true}}}}
+	defer cpu(b)()
+	for b.Loop() {
+		if _, changed, _, _, err := s.Plan(c, time.Unix(0, 0)); wire.CodeOf(err) != wire.CodeInUse {
+			b.Fatal(changed, err)
+		}
+	}
+}

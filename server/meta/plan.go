@@ -364,7 +364,9 @@ func check(s, next *Snapshot, changed []*Object, now time.Time) error {
 	gone := map[Key]bool{}
 	for _, o := range changed {
 		if o.Spec == nil {
-			gone[o.Key] = true
+			if o.Kind.named() {
+				gone[o.Key] = true
+			}
 			continue
 		}
 		for k := range refs(o) {
@@ -407,6 +409,15 @@ func check(s, next *Snapshot, changed []*Object, now time.Time) error {
 		}
 	}
 	return nil
+}
+
+// named says whether objects of a kind are named by others: only for these must everything be looked at when one goes.
+func (k Kind) named() bool {
+	switch k {
+	case KindNamespace, KindTopic, KindApp, KindUser, KindBrokerGroup:
+		return true
+	}
+	return false
 }
 
 // refs are the keys of what must be there for an object to be.

@@ -140,6 +140,9 @@ func TestPlan(t *testing.T) {
 					}
 					if kind != KindRequest {
 						for ref := range refs(o) {
+							if !ref.Kind.named() {
+								t.Fatalf("%s names %s, of a kind that is not named", o.Key, ref)
+							}
 							if next.Get(ref) == nil {
 								t.Fatalf("%s names %s, which is not there", o.Key, ref)
 							}
@@ -151,7 +154,7 @@ func TestPlan(t *testing.T) {
 							t.Fatalf("%s has number %d, as one before: %v", o.Key, v.ID, numbers[v.ID])
 						}
 						born[v.ID], numbers[v.ID] = o.Created, o.Key
-						if (v.ID == 0) != (o.Name == NamespaceDefault) {
+						if (v.ID == 0) != (o.Name == NamespaceDefault) || v.Last != 0 && v.ID != 0 {
 							t.Fatalf("%s has number %d", o.Key, v.ID)
 						}
 					case *Topic:

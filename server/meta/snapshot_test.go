@@ -37,7 +37,7 @@ func TestSnapshots(t *testing.T) {
 			var objects []*Object
 			used := map[Key]bool{}
 			for range rapid.IntRange(1, 4).Draw(t, "objects") {
-				o := &Object{Key: Key{rapid.SampledFrom(kinds).Draw(t, "kind"), rapid.SampledFrom(namespaces).Draw(t, "namespace"), rapid.SampledFrom(names).Draw(t, "name")}, Revision: v}
+				o := &Object{Key: Key{rapid.SampledFrom(kinds).Draw(t, "kind"), rapid.SampledFrom(namespaces).Draw(t, "namespace"), rapid.SampledFrom(names).Draw(t, "name")}, Revision: s.Version + Version(rapid.IntRange(1, int(v-s.Version)).Draw(t, "revision"))}
 				if used[o.Key] {
 					continue
 				}
@@ -52,6 +52,7 @@ func TestSnapshots(t *testing.T) {
 				s.Next(v, []*Object{{Key: appKey(1), Revision: v, Spec: &App{}}, {Key: Key{KindTopic, "", "a"}, Revision: v}})
 			}
 			s = s.Next(v, objects)
+			clear(objects) // the slice is the caller's
 			history = append(history, s)
 			models = append(models, maps.Clone(model))
 		}
@@ -81,6 +82,18 @@ func TestSnapshots(t *testing.T) {
 				if o.Revision <= h.Version {
 					t.Fatalf("since version %d: %s of revision %d", h.Version, o.Key, o.Revision)
 				}
+			}
+		}
+		for v := Version(1); v <= s.Version; v++ {
+			changed, ok := s.Since(v)
+			want := 0
+			for _, o := range model {
+				if o.Revision > v {
+					want++
+				}
+			}
+			if !ok || len(changed) != want || (want > 0 && changed[0].Revision <= v) {
+				t.Fatalf("since version %d: %v, %v; want %d", v, changed, ok, want)
 			}
 		}
 		// One that was made at once says the same as one that grew.
