@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -110,30 +109,12 @@ func WithTLS(c *tls.Config) Option {
 // the system's), and of the client with its key (both empty: none). Those of the client are read again for each connection.
 func WithTLSFiles(ca, cert, key string) Option {
 	return func(o *options) error {
-		c := &tls.Config{MinVersion: tls.VersionTLS12}
-		if ca != "" {
-			pem, err := os.ReadFile(ca)
-			if err != nil {
-				return fmt.Errorf("WithTLSFiles: %w", err)
-			}
-			if c.RootCAs = x509.NewCertPool(); !c.RootCAs.AppendCertsFromPEM(pem) {
-				return fmt.Errorf("WithTLSFiles: %s has no certificate in PEM", ca)
-			}
+		c, err := wire.ClientTLS(ca, cert, key)
+		if err != nil {
+			return fmt.Errorf("WithTLSFiles: %w", err)
 		}
 		o.tls = c
-		if cert == "" && key == "" {
-			return nil
-		}
-		load := func() (*tls.Certificate, error) {
-			pair, err := tls.LoadX509KeyPair(cert, key)
-			if err != nil {
-				return nil, fmt.Errorf("client certificate %s: %w", cert, err)
-			}
-			return &pair, nil
-		}
-		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
-		_, err := load()
-		return err
+		return nil
 	}
 }
 

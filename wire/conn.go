@@ -775,8 +775,14 @@ func (c *Conn) fill() error {
 	return nil
 }
 
-func (c *Conn) readRoom() []byte { return c.in.room(c.o.Buffers, readBytes) }
-func (c *Conn) readIdle()        { c.in.idle(c.o.Buffers) }
+func (c *Conn) readRoom() []byte {
+	usual := readBytes
+	if c.frameBytesMax.Load() <= bufferBytesMin {
+		usual = bufferBytesMin // of a peer that is not known: see HelloBytesMax
+	}
+	return c.in.room(c.o.Buffers, usual)
+}
+func (c *Conn) readIdle() { c.in.idle(c.o.Buffers) }
 
 // input is the read buffer: [start, end) of buf was read and not handled yet.
 type input struct {

@@ -73,7 +73,7 @@ func (o Options) withDefaults() Options {
 type NotLoopbackError struct{ Addr string }
 
 func (e *NotLoopbackError) Error() string {
-	return fmt.Sprintf("%s can be reached from other machines, and peers are not authenticated: listen on 127.0.0.1 or [::1], have them authenticated (auth.required), or accept that everybody may do everything (auth.insecureWithoutAuthentication)", e.Addr)
+	return fmt.Sprintf("%s can be reached from other machines, and peers are not authenticated: listen on 127.0.0.1 or [::1], have them authenticated (node.auth.required), or accept that everybody may do everything (node.auth.insecureWithoutAuthentication)", e.Addr)
 }
 
 // Listen opens a TCP listener on addr, a loopback address.
