@@ -187,14 +187,12 @@ func (n *Node) applyOnce(ctx context.Context, r *wire.ApplyObjectsRequest, asked
 	if err != nil {
 		return nil, err
 	}
-	if !c.DryRun {
-		n.counts.changes.Add(1)
-	}
 	response := &wire.ApplyObjectsResponse{Version: uint64(next.Version), Warnings: warnings}
-	bytes := 0
+	bytes, made := 0, false
 	for i, w := range c.Writes {
 		before, after := befores[i], next.Get(w.Key)
 		change := &wire.ObjectChange{Change: changeOf(before, after)}
+		made = made || change.Change != unchanged
 		if change.Before, err = shown(before); err != nil {
 			return nil, err
 		}
@@ -208,13 +206,19 @@ func (n *Node) applyOnce(ctx context.Context, r *wire.ApplyObjectsRequest, asked
 		}
 		response.Changes = append(response.Changes, change)
 	}
+	if made && !c.DryRun {
+		n.counts.changes.Add(1)
+	}
 	return response, nil
 }
+
+// unchanged is what ObjectChange.Change says beside what the audit knows.
+const unchanged = "unchanged"
 
 func changeOf(before, after *meta.Object) string {
 	switch {
 	case before == nil && after == nil, before != nil && after != nil && before.Revision == after.Revision:
-		return "unchanged"
+		return unchanged
 	case before == nil:
 		return meta.ChangeCreated
 	case after == nil:

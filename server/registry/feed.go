@@ -41,6 +41,7 @@ type Feed struct {
 	setting sync.Mutex // one Set at a time
 	world   atomic.Pointer[world]
 	sorted  atomic.Pointer[sortedObjects]
+	page    atomic.Pointer[page]
 
 	mu struct {
 		sync.Mutex
@@ -131,6 +132,8 @@ func (f *Feed) Set(s *meta.Snapshot) {
 
 	f.mu.Lock()
 	f.world.Store(w)
+	f.sorted.Store(nil) // they would keep what was deleted
+	f.page.Store(nil)
 	concerned := f.concerned(before, w, changed, all)
 	f.mu.Unlock()
 	for c := range concerned {

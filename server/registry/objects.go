@@ -53,12 +53,38 @@ func (f *Feed) objectsFor(w *world, x *watch) (*wire.WatchObjectsResponse, error
 	if err := w.MayOperate(viewerOf(x.peer).who, meta.BeNode, "", ""); err != nil {
 		return nil, err
 	}
+	if x.generation == uint64(w.Generation) && x.since == 0 && x.version >= uint64(w.Version) || x.generation > uint64(w.Generation) {
+		return nil, nil
+	}
+	// Most who are told of a change know the version before it, and are told the same.
+	asked := pageKey{w, x.generation < uint64(w.Generation), x.version, x.since}
+	if p := f.page.Load(); p != nil && p.pageKey == asked {
+		return p.response, nil
+	}
+	r, err := f.makePage(w, x)
+	if err == nil {
+		f.page.Store(&page{asked, r})
+	}
+	return r, err
+}
+
+// page is the last answer that was made; nobody changes it.
+type page struct {
+	pageKey
+	response *wire.WatchObjectsResponse
+}
+
+type pageKey struct {
+	w              *world
+	reset          bool
+	version, since uint64
+}
+
+func (f *Feed) makePage(w *world, x *watch) (*wire.WatchObjectsResponse, error) {
 	r := &wire.WatchObjectsResponse{Generation: uint64(w.Generation), Since: x.since}
 	var objects []*meta.Object
 	switch {
-	case x.generation > uint64(w.Generation):
-		return nil, nil
-	case x.generation < uint64(w.Generation):
+	case x.generation != uint64(w.Generation):
 		r.Reset_ = true
 	case x.since != 0:
 		// Everything is told anew, by revision, and x.version is how far that came. Deletions above since are told too.
@@ -79,8 +105,6 @@ func (f *Feed) objectsFor(w *world, x *watch) (*wire.WatchObjectsResponse, error
 			}
 			return a.Key.Compare(b.Key)
 		})
-	case x.version >= uint64(w.Version):
-		return nil, nil
 	default:
 		var ok bool
 		if objects, ok = w.Since(meta.Version(x.version)); !ok {
