@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -368,8 +369,45 @@ func clientOf(p *wire.Peer) dispatch.Client {
 	return dispatch.Client{Namespace: p.Namespace, Kind: p.Principal.Kind, Principal: p.Principal.Name, ID: p.ClientID}
 }
 
-// askAgain asks for all that sessions were granted, and ends what was granted to them and is not any more.
-func (b *Broker) askAgain() {
+// concern is whose grants a change of the metadata may end.
+type concern struct {
+	all                      bool
+	topics                   map[string]bool // in whatever namespace
+	apps, users, credentials map[string]bool
+}
+
+func concernOf(changed []*meta.Object, known bool) (c concern, any bool) {
+	c = concern{all: !known, topics: map[string]bool{}, apps: map[string]bool{}, users: map[string]bool{}, credentials: map[string]bool{}}
+	for _, o := range changed {
+		switch o.Kind {
+		case meta.KindTopic:
+			c.topics[o.Name] = true
+		case meta.KindConsumer:
+			topic, _, _ := strings.Cut(o.Name, "/")
+			c.topics[topic] = true
+		case meta.KindApp:
+			c.apps[o.Name] = true
+		case meta.KindUser:
+			c.users[o.Name] = true
+		case meta.KindCredential:
+			c.credentials[o.Name] = true
+		}
+	}
+	return c, c.all || len(c.topics)+len(c.apps)+len(c.users)+len(c.credentials) > 0
+}
+
+// whole says that all grants of a principal are concerned.
+func (c *concern) whole(p *wire.Principal) bool {
+	return c.all || c.credentials[p.Credential] || p.Kind == wire.PrincipalApp && c.apps[p.Name] || p.Kind == wire.PrincipalUser && c.users[p.Name]
+}
+
+// askAgain asks for what sessions were granted and a change concerns, and ends what is not granted any more. What waits for nothing
+// is asked by its next request. changed is what differs from the metadata before, if that is known.
+func (b *Broker) askAgain(changed []*meta.Object, known bool) {
+	c, any := concernOf(changed, known)
+	if !any {
+		return
+	}
 	all := &b.sessions
 	all.mu.Lock()
 	list := make([]*session, 0, len(all.mu.all))
@@ -379,14 +417,17 @@ func (b *Broker) askAgain() {
 	all.mu.Unlock()
 	var had []*grant
 	for _, s := range list {
+		whole := c.whole(&s.who.Principal)
 		s.mu.Lock()
 		had = had[:0]
 		for _, g := range s.mu.grants {
-			had = append(had, g)
+			if g.group != "" && (whole || c.topics[g.topic]) {
+				had = append(had, g)
+			}
 		}
 		s.mu.Unlock()
 		for _, g := range had {
-			b.grantAgain(s, g)
+			_ = b.grantAgain(s, g) // it has ended what was to be ended
 		}
 	}
 }
@@ -414,7 +455,6 @@ func (b *Broker) grantAgain(s *session, was *grant) error {
 	}
 	s.mu.Unlock()
 	switch {
-	case was.group == "":
 	case err != nil && wire.CodeOf(err) != wire.CodeBusy:
 		b.dispatch.Revoke(was.key, s.client, err, true)
 	case err == nil && g.paused != nil:

@@ -33,10 +33,9 @@ type metadata struct {
 
 // follow belongs to whoever has metadata.turn.
 type follow struct {
-	seen    *meta.Snapshot            // the last whose changes are in the store or in todo
 	todo    map[topicName]struct{}    // topics to be looked at, with their groups
 	numbers map[string]uint32         // of all namespaces seen
-	names   map[uint32]string         // of those of seen
+	names   map[uint32]string         // of those that are there
 	left    map[topicName]store.Topic // this broker group does not have them any more; they go when they are empty
 }
 
@@ -86,27 +85,37 @@ func (b *Broker) Apply(ctx context.Context, s *meta.Snapshot) error {
 		m.snapshot.Store(s)
 		m.epoch.Add(1)
 		b.limits.follow(s)
-		b.askAgain()
-		m.follow.note(b, s)
+		changed, known := since(was, s)
+		b.askAgain(changed, known)
+		m.follow.note(b, s, changed, known)
 	}
 	return b.follow(ctx, s)
 }
 
-// note adds to todo what may differ from seen.
-func (f *follow) note(b *Broker, s *meta.Snapshot) {
+// since returns what changed from was to s, and whether that is known.
+func since(was, s *meta.Snapshot) (changed []*meta.Object, known bool) {
+	if was == nil || was.Generation != s.Generation {
+		return nil, false
+	}
+	return s.Since(was.Version)
+}
+
+// note adds to todo what changed; all, if that is not known.
+func (f *follow) note(b *Broker, s *meta.Snapshot, changed []*meta.Object, known bool) {
+	// A namespace may have been made again with another number: its topics are looked at under both.
+	for _, o := range changed {
+		f.noteObject(o)
+	}
 	f.names = map[uint32]string{}
 	for o := range s.All(meta.KindNamespace) {
 		id := specOf[meta.Namespace](o).ID
 		f.numbers[o.Name], f.names[id] = id, o.Name
 	}
-	defer func() { f.seen = s }()
-	if f.seen != nil && f.seen.Generation == s.Generation {
-		if changed, ok := s.Since(f.seen.Version); ok {
-			for _, o := range changed {
-				f.noteObject(o)
-			}
-			return
-		}
+	for _, o := range changed {
+		f.noteObject(o)
+	}
+	if known {
+		return
 	}
 	for _, t := range b.store.Topics() {
 		f.todo[topicName{t.Namespace, t.Name}] = struct{}{}

@@ -177,7 +177,7 @@ func (m *applyModel) look(s *meta.Snapshot, newest bool) error {
 		now[topicName{t.Namespace, t.Name}] = t
 	}
 	before := m.stored
-	m.stored = now
+	m.stored = maps.Clone(now)
 	for n, was := range before {
 		is, there := now[n]
 		if there && is.Incarnation == was.Incarnation {
@@ -235,10 +235,10 @@ func (m *applyModel) look(s *meta.Snapshot, newest bool) error {
 	defer kept.Unlock()
 	for n := range kept.why {
 		if _, there := m.stored[n]; !there {
-			return fmt.Errorf("topic %v is told as kept, and is not there", n)
+			return fmt.Errorf("topic %v is told as kept (%s), and is not there: %v", n, kept.why[n], m.stored)
 		}
 	}
-	for n, is := range maps.Clone(now) {
+	for n, is := range now {
 		if kept.why[n] == "" && newest {
 			return fmt.Errorf("topic %v is there, %+v, and nobody knows why", n, is.Origin)
 		}
