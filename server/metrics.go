@@ -131,6 +131,11 @@ var (
 	descGeneration   = desc("jmq_metadata_generation", "Generation of the metadata known here.")
 	descMetadata     = desc("jmq_metadata_version", "Version of the metadata known here.")
 	descWatchers     = desc("jmq_metadata_watchers", "Who waits for changes: clients for routes, nodes for objects.", "what")
+	descDenied       = desc("jmq_broker_denied_total", "Requests and connections of those who may not, or not now, by what they were told.", "reason")
+	descAboveLimit   = desc("jmq_broker_limited_total", "Requests above a limit, by the kind of whose limit it is.", "scope")
+	descApplied      = desc("jmq_broker_metadata_version", "Version of the metadata whose rights and limits are in force.")
+	descPending      = desc("jmq_broker_topics_pending", "Topics that are not yet as the metadata says.")
+	descKept         = desc("jmq_broker_topics_unknown", "Topics that are kept and not served: the registry does not know them, or they went elsewhere before they were empty.")
 	descPanics       = desc("jmq_panics_total", "Requests that hit a defect of the broker.")
 )
 
@@ -182,6 +187,18 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	counter(descLeasesGiven, float64(m.Dispatch.Leases))
 	gauge(descWaiting, float64(m.Dispatch.Waiting))
 	counter(descExpiries, float64(m.Dispatch.Ended[dispatch.EndedTimeout]))
+
+	for code, n := range m.Denied {
+		counter(descDenied, float64(n), code.String())
+	}
+	for scope, n := range m.Limited {
+		counter(descAboveLimit, float64(n), scope)
+	}
+	if m.Metadata.Ruled {
+		gauge(descApplied, float64(m.Metadata.Version))
+		gauge(descPending, float64(m.Metadata.TopicsPending))
+		gauge(descKept, float64(m.Metadata.TopicsUnknown))
+	}
 
 	sm := b.store.Metrics()
 	j := sm.Journal

@@ -181,6 +181,9 @@ func (m *applyModel) look(s *meta.Snapshot, newest bool) error {
 	for n, was := range before {
 		is, there := now[n]
 		if there && is.Incarnation == was.Incarnation {
+			if was.Origin.Generation == is.Origin.Generation && was.Origin.Created != is.Origin.Created {
+				return fmt.Errorf("topic %v, %+v, was taken for %+v", n, was.Origin, is.Origin)
+			}
 			for p := range was.Partitions {
 				if _, end, err := m.store.Bounds(partitionOf(&is, p)); err != nil || end == 0 && m.messages[partitionOf(&is, p)] {
 					return fmt.Errorf("topic %v lost messages: %v", n, err)
