@@ -8,11 +8,14 @@ import (
 	"log/slog"
 	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/jmqio/jmq/wire"
 )
@@ -680,47 +683,6 @@ func TestCloseBounded(t *testing.T) {
 	wantCode(t, <-result, wire.CodeUnknown)
 }
 
-// TestIdleMemory shows what an idle connection costs: heap and stacks of 500 of them after a hello and a request. The
-// clients' ends, bare sockets in this process, are counted too.
-func TestIdleMemory(t *testing.T) {
-	l := start(t, &fakeBroker{}, wire.HandlerOptions{}, Options{})
-	const conns = 500
-	open := func(n int) {
-		for i := range n {
-			nc := dialRaw(t, l)
-			b := wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandHello, Request: 1, Header: []byte{8, 1, 16, 1, 34, 1, 'x'}})
-			b = wire.AppendFrame(b, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandProduce, Request: 2, Header: produceHeader("orders"), Payload: make([]byte, 1024)})
-			if _, err := nc.Write(b); err != nil {
-				t.Fatal(i, err)
-			}
-			answers := make([]byte, 256)
-			for got := 0; got < 40; {
-				n, err := nc.Read(answers[got:])
-				if err != nil {
-					t.Fatal(err)
-				}
-				got += n
-			}
-		}
-	}
-	inUse := func() int64 {
-		for range 4 {
-			runtime.GC()
-		}
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return int64(m.HeapInuse + m.StackInuse)
-	}
-	open(10)
-	before := inUse()
-	open(conns)
-	per := (inUse() - before) / conns
-	t.Logf("%d bytes an idle connection", per)
-	if per > 12<<10 {
-		t.Fatalf("%d bytes an idle connection, at most %d are allowed", per, 12<<10)
-	}
-}
-
 // FuzzSession feeds bytes to a session after its hello; whatever they are, another session works on.
 func FuzzSession(f *testing.F) {
 	ping := wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandPing, Request: 1})
@@ -745,6 +707,45 @@ func FuzzSession(f *testing.F) {
 		client.Close()
 		if n := handler.Metrics().Panics; n != 0 {
 			t.Fatal("a request panicked")
+		}
+	})
+}
+
+// FuzzUnknown throws bytes at a session that has to know who the peer is, before the hello and after it: nothing panics, nobody is
+// let in, and no service is called.
+func FuzzUnknown(f *testing.F) {
+	frame := func(command wire.Command, m proto.Message) []byte {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		return wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: command, Request: 1, Header: b})
+	}
+	hello := frame(wire.CommandHello, &wire.HelloRequest{VersionMin: 1, VersionMax: 1, ClientId: "x", Credential: "c1"})
+	first := frame(wire.CommandAuthenticate, &wire.AuthenticateRequest{Mechanism: wire.MechanismSCRAM, Data: []byte("n,,n=c1,r=abc")})
+	last := frame(wire.CommandAuthenticate, &wire.AuthenticateRequest{Mechanism: wire.MechanismSCRAM, Data: []byte("c=biws,r=abc,p=AAAA")})
+	f.Add(hello, first, last)
+	f.Add(hello, last, first)
+	f.Add(first, hello, last)
+	f.Add(hello, frame(wire.CommandRoute, &wire.RouteRequest{Topic: "t"}), first)
+	f.Add([]byte{22, 3, 1, 2, 0, 1}, hello, first)
+	handler := wire.NewHandler(wire.Services{}, wire.HandlerOptions{
+		Authenticator: newKeeper(f), OnOpen: func(*wire.Peer) error { panic("let in") },
+	})
+	f.Fuzz(func(t *testing.T, a, b, c []byte) {
+		client, server := net.Pipe()
+		s := handler.NewSession(server, wire.SessionOptions{})
+		served := make(chan struct{})
+		go func() { s.Serve(); close(served) }()
+		go func() {
+			client.Write(slices.Concat(a, b, c))
+			s.Conn().Shut(nil)
+		}()
+		io.Copy(io.Discard, client)
+		<-served
+		client.Close()
+		if m := handler.Metrics(); m.Panics != 0 || m.Authenticated != 0 || s.Peer() != nil {
+			t.Fatalf("counted %+v", m)
 		}
 	})
 }
