@@ -4,8 +4,10 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/uptrace/bun"
@@ -119,26 +121,68 @@ func stampOf(ctx context.Context, tx bun.Tx, v meta.Version) (stamp int64, err e
 	return stamp, err
 }
 
+// decodeRows is how many rows one goroutine of readObjects decodes.
+const decodeRows = 1000
+
+// readObjects reads what has changed after a version, or everything. Specs are decoded on all processors, while the rows come in.
 func readObjects(ctx context.Context, tx bun.Tx, after meta.Version) ([]*meta.Object, error) {
 	rows, err := tx.QueryContext(ctx, "SELECT kind, namespace, name, revision, created, deleted, spec FROM jmq_object WHERE revision > ?", after)
 	if err != nil {
 		return nil, fmt.Errorf("read objects: %w", err)
 	}
 	defer rows.Close()
-	var objects []*meta.Object
+	type batch struct {
+		rows    []objectRow
+		objects []*meta.Object
+		err     error
+	}
+	var batches []*batch
+	var work sync.WaitGroup
+	defer work.Wait()
+	turns := make(chan struct{}, runtime.GOMAXPROCS(0))
+	decode := func(b *batch) {
+		turns <- struct{}{}
+		work.Go(func() {
+			defer func() { <-turns }()
+			for i := range b.rows {
+				o, err := b.rows[i].object()
+				if err != nil {
+					b.err = err
+					return
+				}
+				b.objects = append(b.objects, o)
+			}
+		})
+	}
+	n := 0
 	for rows.Next() {
+		if n%decodeRows == 0 {
+			if n > 0 {
+				decode(batches[len(batches)-1])
+			}
+			batches = append(batches, &batch{})
+		}
+		n++
+		b := batches[len(batches)-1]
 		var row objectRow
 		if err := rows.Scan(&row.Kind, &row.Namespace, &row.Name, &row.Revision, &row.Created, &row.Deleted, &row.Spec); err != nil {
 			return nil, fmt.Errorf("read objects: %w", err)
 		}
-		o, err := row.object()
-		if err != nil {
-			return nil, err
-		}
-		objects = append(objects, o)
+		b.rows = append(b.rows, row)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, fmt.Errorf("read objects: %w", err)
+	}
+	if n > 0 {
+		decode(batches[len(batches)-1])
+	}
+	work.Wait()
+	objects := make([]*meta.Object, 0, n)
+	for _, b := range batches {
+		if b.err != nil {
+			return nil, b.err
+		}
+		objects = append(objects, b.objects...)
 	}
 	return objects, nil
 }
