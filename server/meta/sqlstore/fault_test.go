@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -524,31 +523,34 @@ func TestPurge(t *testing.T) {
 	})
 }
 
-// TestLocked holds SQLite's lock in another process's place: a change waits for it, and fails in bounded time if it does not end.
+// TestLocked holds the lock of changes in another process's place: a change waits for it, and fails in bounded time if it does not end.
 func TestLocked(t *testing.T) {
 	t.Parallel()
-	l := Location{File: filepath.Join(t.TempDir(), "registry.db")}
-	s, other := open(t, l), open(t, l)
-	tx, err := other.db.Load().begin(t.Context(), false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	timer := time.AfterFunc(300*time.Millisecond, func() { _ = tx.Rollback() })
-	defer timer.Stop()
-	update(t, s, user("first"))
-	if tx, err = other.db.Load().begin(t.Context(), false); err != nil {
-		t.Fatal(err)
-	}
-	start := time.Now()
-	refuses(t, s, user("second"), wire.CodeMetadataAway, "")
-	if took := time.Since(start); took > 3*callTimeout {
-		t.Errorf("update behind a lock: it took %v", took)
-	}
-	if err := tx.Rollback(); err != nil {
-		t.Fatal(err)
-	}
-	update(t, s, user("second"))
-	well(t, s)
+	onEach(t, func(t *testing.T, l Location) {
+		s, other := open(t, l), open(t, l)
+		lock := func() (unlock func()) {
+			tx, err := other.db.Load().begin(t.Context(), false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec("UPDATE jmq_registry SET version = version + 1"); err != nil {
+				t.Fatal(err)
+			}
+			return func() { _ = tx.Rollback() }
+		}
+		timer := time.AfterFunc(300*time.Millisecond, lock())
+		defer timer.Stop()
+		update(t, s, user("first"))
+		unlock := lock()
+		start := time.Now()
+		refuses(t, s, user("second"), wire.CodeMetadataAway, "")
+		if took := time.Since(start); took > 3*callTimeout {
+			t.Errorf("update behind a lock: it took %v", took)
+		}
+		unlock()
+		update(t, s, user("second"))
+		well(t, s)
+	})
 }
 
 // TestFile holds the file of SQLite to its mode, and tells when it is not there any more.
@@ -594,5 +596,3 @@ func TestFile(t *testing.T) {
 		t.Errorf("open garbage: got %v", err)
 	}
 }
-
-var _ io.Closer = (*Store)(nil)

@@ -253,21 +253,24 @@ func (s *Store) Beat(ctx context.Context, beats []meta.Beat) ([]meta.Beat, error
 	// All nodes in one order, so that no two wait for each other.
 	slices.SortFunc(rows, func(a, b beatRow) int { return strings.Compare(a.Node, b.Node) })
 	var all []meta.Beat
-	err := s.ask(ctx, "store heartbeats", func(ctx context.Context, db *database) error {
+	err := s.ask(ctx, "store heartbeats", func(call context.Context, db *database) error {
 		if err := db.replaced(); err != nil {
 			return err
 		}
 		if len(rows) > 0 {
-			err := again(ctx, func() error {
-				_, err := db.beat.NewInsert().Model(&rows).Replace().Exec(ctx)
+			err := again(call, func() error {
+				_, err := db.beat.NewInsert().Model(&rows).Replace().Exec(call)
 				return err
 			})
-			if s.note(&s.mu.writeErr, err); err != nil {
+			if ctx.Err() == nil { // else it says nothing of the database
+				s.note(&s.mu.writeErr, err)
+			}
+			if err != nil {
 				return err
 			}
 		}
 		var stored []beatRow
-		if err := db.read.NewSelect().Model(&stored).Order("node").Scan(ctx); err != nil {
+		if err := db.read.NewSelect().Model(&stored).Order("node").Scan(call); err != nil {
 			return err
 		}
 		for _, row := range stored {
