@@ -7,9 +7,11 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/signal"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	systemd "github.com/coreos/go-systemd/v22/daemon"
@@ -112,10 +114,35 @@ func serve(ctx context.Context, c server.Config, ready func(context.Context, *se
 	stopping := context.AfterFunc(ctx, func() { tellSystemd(systemd.SdNotifyStopping) })
 	defer stopping()
 	watchdog := feedWatchdog(ctx)
+	reloads := reloadAtHangup(ctx, s, c)
 	err = s.Run(ctx)
 	cancel()
 	watchdog.Wait()
+	reloads.Wait()
 	return errors.Join(err, <-told)
+}
+
+// reloadAtHangup has the server read its certificates again at each SIGHUP, until ctx ends. Without certificates that signal ends the
+// process as it always did: a terminal that is closed sends it.
+func reloadAtHangup(ctx context.Context, s *server.Server, c server.Config) *sync.WaitGroup {
+	var done sync.WaitGroup
+	if c.Node.TLS.CertFile == "" {
+		return &done
+	}
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	done.Go(func() {
+		defer signal.Stop(hangups)
+		for {
+			select {
+			case <-hangups:
+				_ = s.Reload() // it is logged there
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	return &done
 }
 
 func logHandler(w io.Writer, c server.LogConfig, level string) slog.Handler {

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/jmqio/jmq/server/listener"
 )
 
 // state is where a role is in its life.
@@ -106,19 +109,23 @@ func (h *health) readiness(roles []Role, ask func(Role) (refusing string, failed
 //	/metrics       Prometheus
 //	/debug/pprof/  to callers on this machine only
 //
+// Callers on this machine are asked nothing. Others must show a client certificate of somebody who may see everything, unless
+// node.auth.insecureWithoutAuthentication: without both the port is not opened beyond loopback.
+//
 // Its goroutine is started by serveAdmin and ends with stop.
 type admin struct {
 	server *http.Server
 	done   chan struct{}
 }
 
-func serveAdmin(l net.Listener, registry *prometheus.Registry, ready func() Readiness, log *slog.Logger) *admin {
+func (s *Server) serveAdmin(l net.Listener, registry *prometheus.Registry, certificates *listener.Certificates) *admin {
+	log := s.log
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		r := ready()
+		r := s.readiness()
 		code := http.StatusOK
 		if !r.Ready {
 			code = http.StatusServiceUnavailable
@@ -133,10 +140,20 @@ func serveAdmin(l net.Listener, registry *prometheus.Registry, ready func() Read
 	mux.Handle("GET /debug/pprof/trace", fromLoopback(pprof.Trace))
 	a := &admin{
 		server: &http.Server{
-			Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 64 << 10,
+			Handler: s.knownCaller(mux), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 64 << 10,
 			ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		},
 		done: make(chan struct{}),
+	}
+	if s.config.Node.Admin.TLS {
+		l = tls.NewListener(l, &tls.Config{
+			MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
+			GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+				c := certificates.Config().Clone()
+				c.NextProtos = []string{"http/1.1"}
+				return c, nil
+			},
+		})
 	}
 	go func() {
 		defer close(a.done)
@@ -157,16 +174,39 @@ func (a *admin) stop() {
 	<-a.done
 }
 
+// knownCaller serves callers on this machine, and those that show who they are.
+func (s *Server) knownCaller(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !s.config.Node.Auth.InsecureWithoutAuthentication && !onLoopback(r) {
+			if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
+				http.Error(w, "callers from other machines show a client certificate", http.StatusUnauthorized)
+				return
+			}
+			if err := (identity{s}).maySee(r.TLS.PeerCertificates[0]); err != nil {
+				http.Error(w, err.Error(), http.StatusForbidden)
+				return
+			}
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
 // fromLoopback serves callers on this machine only, whatever address the port listens on.
 func fromLoopback(h http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host, _, err := net.SplitHostPort(r.RemoteAddr)
-		if ip := net.ParseIP(host); err != nil || ip == nil || !ip.IsLoopback() {
+		if !onLoopback(r) {
 			http.Error(w, "pprof is served to callers on this machine only", http.StatusForbidden)
 			return
 		}
 		h(w, r)
 	})
+}
+
+// onLoopback says whether a request comes from this machine.
+func onLoopback(r *http.Request) bool {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	ip := net.ParseIP(host)
+	return err == nil && ip != nil && ip.IsLoopback()
 }
 
 func writeJSON(w http.ResponseWriter, code int, body any) {

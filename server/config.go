@@ -47,7 +47,7 @@ type NodeConfig struct {
 	DataCenter  string         `yaml:"dataCenter" help:"data center that this node stands in"`
 	Labels      []string       `yaml:"labels" help:"what placement may go by, each name=value"`
 	Wire        ListenConfig   `yaml:"wire"`
-	Admin       ListenConfig   `yaml:"admin"`
+	Admin       AdminConfig    `yaml:"admin"`
 	TLS         TLSConfig      `yaml:"tls"`
 	Auth        AuthConfig     `yaml:"auth"`
 	Registry    RegistryClient `yaml:"registry"`
@@ -55,11 +55,11 @@ type NodeConfig struct {
 	StopTimeout time.Duration  `yaml:"stopTimeout" help:"how long a stop waits for requests under way before it closes their connections"`
 }
 
-// TLSConfig is the certificate of the wire port. The files are read again when they change.
+// TLSConfig is the certificate of this node's ports. The files are read again when they change, and at SIGHUP.
 type TLSConfig struct {
 	CertFile            string `yaml:"certFile" help:"certificate of the wire port, PEM; empty: no TLS"`
 	KeyFile             string `yaml:"keyFile" help:"its key"`
-	ClientCAFile        string `yaml:"clientCAFile" help:"authorities of client certificates; one that is shown says who the client is (mTLS)"`
+	ClientCAFile        string `yaml:"clientCAFile" help:"authorities of client certificates: one that is shown says who the client is (mTLS), others need a credential"`
 	ClientCertsRequired bool   `yaml:"clientCertsRequired" help:"refuse clients without a certificate"`
 }
 
@@ -101,6 +101,18 @@ type BrokerConfig struct {
 type ListenConfig struct {
 	Listen string `yaml:"listen" help:"address and port; beyond loopback only with authentication; port 0 takes a free one"`
 }
+
+// AdminConfig is the socket of the admin port.
+type AdminConfig struct {
+	Listen string `yaml:"listen" help:"address and port; beyond loopback only with node.admin.tls and client certificates; port 0 takes a free one"`
+	TLS    bool   `yaml:"tls" help:"serve it by HTTPS with the certificate of node.tls; with node.tls.clientCAFile, callers from other machines must show one of a node, or of a user with a role that may see everything"`
+}
+
+// Authenticates says whether clients of the wire port must prove who they are.
+func (n *NodeConfig) Authenticates() bool { return n.Auth.Required || n.TLS.ClientCAFile != "" }
+
+// adminAuthenticates says the same of callers of the admin port that are not on this machine.
+func (n *NodeConfig) adminAuthenticates() bool { return n.Admin.TLS && n.TLS.ClientCAFile != "" }
 
 // JournalConfig sizes the journal.
 type JournalConfig struct {
@@ -165,7 +177,7 @@ func DefaultConfig() Config {
 		Node: NodeConfig{
 			Name:        "broker",
 			Wire:        ListenConfig{Listen: "127.0.0.1:50088"},
-			Admin:       ListenConfig{Listen: "127.0.0.1:50089"},
+			Admin:       AdminConfig{Listen: "127.0.0.1:50089"},
 			Listener:    ListenerConfig{ConnectionsMax: 10_000, BufferBytesMax: 512 << 20, HelloTimeout: 5 * time.Second, KeepAlive: 10 * time.Second},
 			StopTimeout: 10 * time.Second,
 		},
@@ -236,14 +248,18 @@ func (c *Config) Validate() error {
 	}
 	listen("node.wire.listen", n.Wire.Listen)
 	listen("node.admin.listen", n.Admin.Listen)
-	if open := !n.Auth.Required && !n.Auth.InsecureWithoutAuthentication; checkListen(n.Wire.Listen) == "" && open && !isLoopback(n.Wire.Listen) {
+	insecure := n.Auth.InsecureWithoutAuthentication
+	if open := !n.Authenticates() && !insecure; checkListen(n.Wire.Listen) == "" && open && !isLoopback(n.Wire.Listen) {
 		bad("node.wire.listen", n.Wire.Listen, "must be loopback (127.0.0.1, ::1 or localhost), or node.auth.required must be true")
 	}
-	if checkListen(n.Admin.Listen) == "" && !isLoopback(n.Admin.Listen) && !n.Auth.InsecureWithoutAuthentication {
-		bad("node.admin.listen", n.Admin.Listen, "must be loopback (127.0.0.1, ::1 or localhost): it asks nobody who he is")
+	if checkListen(n.Admin.Listen) == "" && !isLoopback(n.Admin.Listen) && !n.adminAuthenticates() && !insecure {
+		bad("node.admin.listen", n.Admin.Listen, "must be loopback (127.0.0.1, ::1 or localhost), or node.admin.tls true and node.tls.clientCAFile set, so that callers say who they are")
 	}
-	if n.Auth.Required && n.Auth.InsecureWithoutAuthentication {
-		bad("node.auth.insecureWithoutAuthentication", true, "contradicts node.auth.required")
+	if n.Authenticates() && insecure {
+		bad("node.auth.insecureWithoutAuthentication", true, "contradicts node.auth.required or node.tls.clientCAFile")
+	}
+	if n.Authenticates() && !slices.Contains(c.Roles, RoleRegistry) && len(n.Registry.Addresses) == 0 && len(c.Roles) > 0 {
+		bad("node.auth.required", n.Auth.Required, "needs a registry, which knows who there is: run the role registry too, or name its nodes with node.registry.addresses")
 	}
 	addresses := func(key string, list []string) {
 		for _, a := range list {
@@ -270,6 +286,9 @@ func (c *Config) Validate() error {
 	pair("node.tls.certFile", n.TLS.CertFile, "node.tls.keyFile", n.TLS.KeyFile)
 	pair("node.tls.keyFile", n.TLS.KeyFile, "node.tls.certFile", n.TLS.CertFile)
 	pair("node.tls.clientCAFile", n.TLS.ClientCAFile, "node.tls.certFile", n.TLS.CertFile)
+	if n.Admin.TLS {
+		pair("node.admin.tls", "x", "node.tls.certFile", n.TLS.CertFile)
+	}
 	if n.TLS.ClientCertsRequired {
 		pair("node.tls.clientCertsRequired", "x", "node.tls.clientCAFile", n.TLS.ClientCAFile)
 	}

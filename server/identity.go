@@ -4,11 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
-	"fmt"
 	"net"
-	"os"
-	"strings"
 
 	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/wire"
@@ -19,9 +15,10 @@ type identity struct{ s *Server }
 
 var _ wire.Authenticator = identity{}
 
+// snapshot is the newest metadata, also while it is not in force here in all parts yet: what was revoked is revoked at once.
 func (i identity) snapshot() *meta.Snapshot {
 	if md := i.s.metadata.Load(); md != nil {
-		return md.feed().Snapshot()
+		return md.known.Load()
 	}
 	return nil
 }
@@ -38,31 +35,36 @@ func (i identity) Verifier(credential string) (wire.Verifier, wire.Principal, bo
 	return wire.Verifier{Salt: c.Salt, Iterations: c.Iterations, StoredKey: c.StoredKey, ServerKey: c.ServerKey}, p, true
 }
 
-// Certificate reads whom a certificate is of from its URIs: jmq://app/NAMESPACE/NAME, jmq://user/NAME or jmq://node/NAME, one of them.
+// Certificate is of an app, user or node (wire.CertificatePrincipal) that must be there. Which nodes there are, the authority says that
+// signs their certificates.
 func (i identity) Certificate(leaf *x509.Certificate) (wire.Principal, error) {
-	var found []wire.Principal
-	for _, u := range leaf.URIs {
-		if u.Scheme != "jmq" {
-			continue
-		}
-		p := wire.Principal{ExpiresNs: leaf.NotAfter.UnixNano()}
-		parts := strings.Split(strings.TrimPrefix(u.Path, "/"), "/")
-		switch {
-		case u.Host == "app" && len(parts) == 2:
-			p.Kind, p.Namespace, p.Name = wire.PrincipalApp, parts[0], parts[1]
-		case u.Host == "user" && len(parts) == 1:
-			p.Kind, p.Name = wire.PrincipalUser, parts[0]
-		case u.Host == "node" && len(parts) == 1:
-			p.Kind, p.Name = wire.PrincipalNode, parts[0]
-		default:
-			return wire.Principal{}, wire.Errorf(wire.CodeUnauthenticated, "the certificate's URI %s names no app, user or node", u)
-		}
-		found = append(found, p)
+	p, err := wire.CertificatePrincipal(leaf)
+	if err == nil {
+		err = i.Alive(p)
 	}
-	if len(found) != 1 {
-		return wire.Principal{}, wire.Errorf(wire.CodeUnauthenticated, "the certificate has %d URIs jmq://, one is needed", len(found))
+	if err != nil {
+		return wire.Principal{}, err
 	}
-	return found[0], i.Alive(found[0])
+	return p, nil
+}
+
+// UserRole is what a user is told of himself.
+func (i identity) UserRole(name string) string {
+	if s := i.snapshot(); s != nil {
+		if u := s.User(name); u != nil {
+			return string(u.Role)
+		}
+	}
+	return ""
+}
+
+// maySee says whether who shows a certificate may see what the admin port has.
+func (i identity) maySee(leaf *x509.Certificate) error {
+	p, err := i.Certificate(leaf)
+	if err != nil {
+		return err
+	}
+	return i.snapshot().MayOperate(meta.Subject{Principal: p}, meta.ReadStore, "", "")
 }
 
 func (i identity) Alive(p wire.Principal) error {
@@ -82,38 +84,16 @@ func (i identity) Namespace(name string) (uint32, bool) {
 	return 0, false
 }
 
-// dialRegistry returns how to connect to a registry node; nil: by TCP as it is. The files are read for each connection, so that new ones count.
+// dialRegistry returns how to connect to a registry node; nil: by TCP as it is. Its own certificate is read for each connection, so that a
+// new one counts.
 func dialRegistry(n *RegistryClient) (func(ctx context.Context, address string) (net.Conn, error), error) {
 	if n.CAFile == "" {
 		return nil, nil
 	}
-	if _, err := registryTLS(n); err != nil {
-		return nil, err
-	}
-	return func(ctx context.Context, address string) (net.Conn, error) {
-		c, err := registryTLS(n)
-		if err != nil {
-			return nil, err
-		}
-		return (&tls.Dialer{Config: c}).DialContext(ctx, "tcp", address)
-	}, nil
-}
-
-func registryTLS(n *RegistryClient) (*tls.Config, error) {
-	pem, err := os.ReadFile(n.CAFile)
+	c, err := wire.ClientTLS(n.CAFile, n.CertFile, n.KeyFile)
 	if err != nil {
 		return nil, err
 	}
-	c := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS12}
-	if !c.RootCAs.AppendCertsFromPEM(pem) {
-		return nil, errors.New(n.CAFile + " holds no certificate")
-	}
-	if n.CertFile != "" {
-		pair, err := tls.LoadX509KeyPair(n.CertFile, n.KeyFile)
-		if err != nil {
-			return nil, fmt.Errorf("%s and %s: %w", n.CertFile, n.KeyFile, err)
-		}
-		c.Certificates = []tls.Certificate{pair}
-	}
-	return c, nil
+	d := &tls.Dialer{Config: c}
+	return func(ctx context.Context, address string) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) }, nil
 }

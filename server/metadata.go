@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jmqio/jmq/client"
@@ -19,6 +20,7 @@ const (
 	metadataName = "metadata.db"    // of the database, in the data folder
 	cacheName    = "METADATA"       // what the registry said last, in the data folder
 	applyWithin  = 5 * time.Second  // of one attempt to have a broker follow the metadata
+	applyServing = time.Second      // of the first attempt while clients are served: newer metadata may wait behind it
 	applyRetry   = time.Second      // after one that failed
 	openWithin   = 10 * time.Second // for the database at a start
 
@@ -27,19 +29,27 @@ const (
 
 // metadata is where this process has its metadata from: its own database, or a registry elsewhere.
 //
-// What the broker could not apply (its disk is full) is tried again by a goroutine, until close.
+// A snapshot counts at once for who peers are and what they may do; then the broker makes its topics and groups as it says. What it
+// could not do (its disk is full) is tried again by a goroutine, until close, or until something newer is told, which waits for no
+// such attempt.
 type metadata struct {
 	s        *Server
-	b        *brokerRole         // nil: no such role
-	store    meta.Store          // of the registry role
-	owned    bool                // and to be closed
-	node     *registry.Node      // or
-	follower *registry.Follower  // one of the two
-	again    chan *meta.Snapshot // has room for one: the newest that is to be applied again
-	known    chan struct{}       // closed when the metadata knows the broker of this start
-	noted    sync.Once
-	stop     context.CancelFunc
-	done     sync.WaitGroup
+	b        *brokerRole                   // nil: no such role
+	store    meta.Store                    // of the registry role
+	owned    bool                          // and to be closed
+	node     *registry.Node                // or
+	follower *registry.Follower            // one of the two
+	known    atomic.Pointer[meta.Snapshot] // the newest; nil: none yet
+	again    chan *meta.Snapshot           // has room for one: the newest that is to be applied again
+	retrying struct {                      // of applyAgain's attempt, which a newer snapshot ends
+		sync.Mutex
+		end context.CancelFunc
+	}
+	noted  chan struct{} // closed when the metadata knows the broker of this start
+	once   sync.Once
+	ctx    context.Context // ends with close
+	cancel context.CancelFunc
+	done   sync.WaitGroup
 }
 
 // followsMetadata says whether a registry rules the broker of this process.
@@ -52,9 +62,9 @@ func (s *Server) openMetadata(ctx context.Context, b *brokerRole) (*metadata, er
 	if !s.followsMetadata() {
 		return nil, nil
 	}
-	md := &metadata{s: s, b: b, again: make(chan *meta.Snapshot, 1), known: make(chan struct{})}
-	var stopping context.Context
-	stopping, md.stop = context.WithCancel(context.Background())
+	md := &metadata{s: s, b: b, again: make(chan *meta.Snapshot, 1), noted: make(chan struct{})}
+	md.ctx, md.cancel = context.WithCancel(context.Background())
+	md.retrying.end = func() {}
 	open := md.follow
 	if s.has(RoleRegistry) {
 		open = md.serve
@@ -63,7 +73,7 @@ func (s *Server) openMetadata(ctx context.Context, b *brokerRole) (*metadata, er
 		return nil, errors.Join(err, md.close())
 	}
 	s.metadata.Store(md)
-	md.done.Go(func() { md.applyAgain(stopping) })
+	md.done.Go(md.applyAgain)
 	return md, nil
 }
 
@@ -129,7 +139,7 @@ func (md *metadata) await(ctx context.Context) bool {
 	late := time.NewTimer(registerWithin)
 	defer late.Stop()
 	select {
-	case <-md.known:
+	case <-md.noted:
 	case <-late.C:
 		md.s.log.Warn("the registry has not noted this broker yet", "waited", registerWithin)
 	case <-ctx.Done():
@@ -155,21 +165,34 @@ func (md *metadata) feed() *registry.Feed {
 
 // onSnapshot has it in force in this process when it returns.
 func (md *metadata) onSnapshot(snapshot *meta.Snapshot) {
-	if b := snapshot.Broker(md.s.config.Node.Name); b != nil && b.Boot == md.s.boot {
-		md.noted.Do(func() { close(md.known) })
+	md.known.Store(snapshot)
+	sockets := md.s.sockets.Load()
+	if sockets != nil {
+		sockets.Recheck()
 	}
-	if md.b != nil {
-		if err := md.apply(context.Background(), snapshot); err != nil {
-			md.retry(snapshot)
-		}
+	if b := snapshot.Broker(md.s.config.Node.Name); b != nil && b.Boot == md.s.boot {
+		md.once.Do(func() { close(md.noted) })
+	}
+	if md.b == nil {
+		return
+	}
+	md.retrying.Lock()
+	md.retrying.end()
+	md.retrying.Unlock()
+	within := applyWithin
+	if sockets != nil {
+		within = applyServing
+	}
+	ctx, cancel := context.WithTimeout(md.ctx, within)
+	defer cancel()
+	if md.apply(ctx, snapshot) != nil {
+		md.retry(snapshot)
 	}
 }
 
 func (md *metadata) apply(ctx context.Context, snapshot *meta.Snapshot) error {
-	ctx, cancel := context.WithTimeout(ctx, applyWithin)
-	defer cancel()
 	err := md.b.broker.Apply(ctx, snapshot)
-	if err != nil && ctx.Err() == nil || errors.Is(err, context.DeadlineExceeded) {
+	if err != nil && !errors.Is(ctx.Err(), context.Canceled) && md.known.Load() == snapshot {
 		md.s.log.Warn("the broker does not follow the metadata yet, trying on", "version", snapshot.Version, "err", err)
 	}
 	return err
@@ -190,8 +213,8 @@ func (md *metadata) retry(snapshot *meta.Snapshot) {
 	}
 }
 
-// applyAgain tries what failed until it is in force, or something newer was told.
-func (md *metadata) applyAgain(ctx context.Context) {
+// applyAgain tries what failed until it is in force, or something newer was told, which is applied with all that was left.
+func (md *metadata) applyAgain() {
 	pause := time.NewTimer(0)
 	defer pause.Stop()
 	<-pause.C
@@ -199,21 +222,24 @@ func (md *metadata) applyAgain(ctx context.Context) {
 		var snapshot *meta.Snapshot
 		select {
 		case snapshot = <-md.again:
-		case <-ctx.Done():
+		case <-md.ctx.Done():
 			return
 		}
 		pause.Reset(applyRetry)
 		select {
 		case <-pause.C:
-		case <-ctx.Done():
+		case <-md.ctx.Done():
 			return
 		}
-		if now := md.feed().Snapshot(); now != nil && now.Version > snapshot.Version {
-			continue // the newer one was applied with all that this one left
-		}
-		if md.apply(ctx, snapshot) != nil && ctx.Err() == nil {
+		ctx, cancel := context.WithTimeout(md.ctx, applyWithin)
+		md.retrying.Lock()
+		md.retrying.end = cancel
+		md.retrying.Unlock()
+		// One that is told from here on ends ctx.
+		if md.known.Load() == snapshot && md.apply(ctx, snapshot) != nil && md.known.Load() == snapshot {
 			md.retry(snapshot)
 		}
+		cancel()
 	}
 }
 
@@ -252,7 +278,7 @@ func (md *metadata) elsewhere(r Role) []string {
 }
 
 func (md *metadata) close() (err error) {
-	md.stop()
+	md.cancel()
 	if md.node != nil {
 		err = md.node.Close()
 	}

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -11,6 +12,7 @@ import (
 	"github.com/jmqio/jmq/server/dispatch"
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/listener"
+	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/server/registry"
 	"github.com/jmqio/jmq/server/retention"
 	"github.com/jmqio/jmq/server/store"
@@ -136,6 +138,13 @@ var (
 	descApplied      = desc("jmq_broker_metadata_version", "Version of the metadata whose rights and limits are in force.")
 	descPending      = desc("jmq_broker_topics_pending", "Topics that are not yet as the metadata says.")
 	descKept         = desc("jmq_broker_topics_unknown", "Topics that are kept and not served: the registry does not know them, or they went elsewhere before they were empty.")
+	descExpiry       = desc("jmq_tls_certificate_expiry_timestamp_seconds", "When the certificate of this node ends, as Unix time; absent without one.")
+	descReloads      = desc("jmq_tls_reloads_total", "Changes of the TLS files: taken into use, or not usable.", "outcome")
+	descTLSErrors    = desc("jmq_tls_errors_total", "Connections whose encryption could not be agreed on.")
+	descHalfOpen     = desc("jmq_connections_half_open", "Connections of which it is not known yet who the peer is.")
+	descEvicted      = desc("jmq_connections_evicted_total", "Half open connections closed since there were too many.")
+	descAuth         = desc("jmq_authentications_total", "Peers that proved who they are, and that did not.", "outcome")
+	descExpelled     = desc("jmq_sessions_expelled_total", "Connections ended because their peer's identity was not good any more.")
 	descPanics       = desc("jmq_panics_total", "Requests that hit a defect of the broker.")
 )
 
@@ -158,6 +167,12 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	}
 	if md != nil {
 		collectMetadata(md, counter, gauge)
+	}
+	if tls := c.s.certificates.Load(); tls != nil {
+		m := tls.Metrics()
+		gauge(descExpiry, float64(m.Expires.Unix()))
+		counter(descReloads, float64(m.Reloads), "used")
+		counter(descReloads, float64(m.Errors), "refused")
 	}
 	if b == nil || sockets == nil {
 		return
@@ -234,7 +249,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 
 	collectRetention(b.keeper.Load().Metrics(), counter, gauge)
 
-	gauge(descLeftOut, float64(collectTopics(b.broker, b.store, c.s.config.Now(), counter, gauge)))
+	gauge(descLeftOut, float64(collectTopics(b.broker, b.store, namespacesOf(md), c.s.config.Now(), counter, gauge)))
 }
 
 // collectSockets renders the wire port.
@@ -242,6 +257,12 @@ func collectSockets(n listener.Metrics, counter, gauge func(*prometheus.Desc, fl
 	gauge(descConnections, float64(n.Connections), "client")
 	counter(descAccepted, float64(n.Accepted))
 	counter(descTooMany, float64(n.Refused))
+	gauge(descHalfOpen, float64(n.HalfOpen))
+	counter(descEvicted, float64(n.Evicted))
+	counter(descTLSErrors, float64(n.TLSErrors))
+	counter(descAuth, float64(n.Authenticated), "ok")
+	counter(descAuth, float64(n.AuthenticationsFailed), "failed")
+	counter(descExpelled, float64(n.Expelled))
 	gauge(descBufferBytes, float64(n.Buffers.Bytes))
 	counter(descBufferNone, float64(n.Buffers.FramesRefused), "frame")
 	counter(descBufferNone, float64(n.Buffers.QueuesRefused), "answer")
@@ -341,8 +362,37 @@ type at struct {
 	index     index.Index
 }
 
+// namespaces are the names of namespaces by their numbers; that of the default one is not among them.
+type namespaces map[uint32]string
+
+func namespacesOf(md *metadata) namespaces {
+	n := namespaces{}
+	if md == nil {
+		return n
+	}
+	if s := md.known.Load(); s != nil {
+		for o := range s.All(meta.KindNamespace) {
+			if o.Name != meta.NamespaceDefault {
+				n[o.Spec.(*meta.Namespace).ID] = o.Name
+			}
+		}
+	}
+	return n
+}
+
+// nameOf is a topic's name as a label: NAMESPACE:NAME outside the default namespace.
+func (n namespaces) nameOf(t store.Topic) string {
+	if t.Namespace == 0 {
+		return t.Name
+	}
+	if name, ok := n[t.Namespace]; ok {
+		return name + ":" + t.Name
+	}
+	return strconv.FormatUint(uint64(t.Namespace), 10) + ":" + t.Name
+}
+
 // collectTopics renders what has a topic or a group, and returns how many series it left out.
-func collectTopics(b *broker.Broker, s *local.Store, now time.Time, counter, gauge func(*prometheus.Desc, float64, ...string)) (leftOut int) {
+func collectTopics(b *broker.Broker, s *local.Store, namespaces namespaces, now time.Time, counter, gauge func(*prometheus.Desc, float64, ...string)) (leftOut int) {
 	topics, groups := 0, 0
 	look := lookups{store: s, left: lookupsMax, now: now}
 	aged := func(d *prometheus.Desc, oldest []at, labels ...string) {
@@ -357,6 +407,7 @@ func collectTopics(b *broker.Broker, s *local.Store, now time.Time, counter, gau
 			leftOut++
 			continue
 		}
+		name := namespaces.nameOf(t)
 		partition := func(p uint32) store.Partition {
 			return store.Partition{Topic: t.ID, Incarnation: t.Incarnation, Partition: uint16(p)}
 		}
@@ -371,13 +422,13 @@ func collectTopics(b *broker.Broker, s *local.Store, now time.Time, counter, gau
 				oldest = append(oldest, at{partition(p), f})
 			}
 		}
-		counter(descMessagesIn, float64(end), t.Name)
-		gauge(descStored, float64(end-first), t.Name)
-		gauge(descPartitions, float64(t.Partitions), t.Name)
-		gauge(descPaused, oneIf(t.Settings.PauseProduce), t.Name, "produce")
-		gauge(descPaused, oneIf(t.Settings.PauseConsume), t.Name, "consume")
-		aged(descTopicAge, oldest, t.Name)
-		lags, err := b.GroupLag(context.Background(), &wire.GroupLagRequest{Topic: t.Name})
+		counter(descMessagesIn, float64(end), name)
+		gauge(descStored, float64(end-first), name)
+		gauge(descPartitions, float64(t.Partitions), name)
+		gauge(descPaused, oneIf(t.Settings.PauseProduce), name, "produce")
+		gauge(descPaused, oneIf(t.Settings.PauseConsume), name, "consume")
+		aged(descTopicAge, oldest, name)
+		lags, err := b.GroupLag(wire.WithPeer(context.Background(), &wire.Peer{Namespace: t.Namespace}), &wire.GroupLagRequest{Topic: t.Name})
 		if err != nil {
 			leftOut++ // more groups and partitions than one answer holds, or the broker has stopped
 			continue
@@ -405,9 +456,9 @@ func collectTopics(b *broker.Broker, s *local.Store, now time.Time, counter, gau
 				continue
 			}
 			v := sums[g]
-			gauge(descGroupLag, float64(v.lag), t.Name, g)
-			gauge(descGroupLeased, float64(v.leased), t.Name, g)
-			aged(descGroupAge, v.oldest, t.Name, g)
+			gauge(descGroupLag, float64(v.lag), name, g)
+			gauge(descGroupLeased, float64(v.leased), name, g)
+			aged(descGroupAge, v.oldest, name, g)
 		}
 	}
 	return leftOut

@@ -7,7 +7,7 @@
 // Their parts start in this order and stop in the reverse one, so that at every moment what can be reached from outside has
 // all that it stands on:
 //
-//	start: admin port, store (lock of the folder, recovery), broker, retention, wire port bound, metadata (database, or what
+//	start: certificates, admin port, store (lock of the folder, recovery), broker, retention, wire port bound, metadata (database, or what
 //	       registry or cache say), wire port served, ready
 //	stop:  not ready; wire port closed and requests under way answered (at most node.stopTimeout), connections closed;
 //	       metadata; retention; broker; store (checkpoint, proof of a clean end); admin port
@@ -65,9 +65,10 @@ type Server struct {
 	admin                     wire.Admin
 	registry                  wire.Registry
 
-	broker   atomic.Pointer[brokerRole]
-	metadata atomic.Pointer[metadata]
-	sockets  atomic.Pointer[listener.Listener]
+	broker       atomic.Pointer[brokerRole]
+	metadata     atomic.Pointer[metadata]
+	sockets      atomic.Pointer[listener.Listener]
+	certificates atomic.Pointer[listener.Certificates]
 }
 
 // New checks the configuration. It opens nothing.
@@ -124,17 +125,24 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	begun := time.Now()
 	registry := prometheus.NewRegistry()
 	newCollector(s).register(registry)
-	adminListener, err := s.listen(ctx, "node.admin.listen", n.Admin.Listen)
+	certificates, err := s.openCertificates()
+	if err != nil {
+		return err
+	}
+	if certificates != nil {
+		defer certificates.Close()
+	}
+	adminListener, err := s.listen(ctx, "node.admin.listen", n.Admin.Listen, n.adminAuthenticates())
 	if err != nil {
 		return err
 	}
 	s.adminAddress = adminListener.Addr().String()
-	admin := serveAdmin(adminListener, registry, s.readiness, s.log)
+	admin := s.serveAdmin(adminListener, registry, certificates)
 	defer admin.stop()
 
 	if !portZero(n.Wire.Listen) {
 		// A port that is in use is told before a long recovery, not after it. It is opened only when clients are served.
-		probe, err := s.listen(ctx, "node.wire.listen", n.Wire.Listen)
+		probe, err := s.listen(ctx, "node.wire.listen", n.Wire.Listen, n.Authenticates())
 		if err != nil {
 			return err
 		}
@@ -150,6 +158,9 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	for _, r := range s.config.Roles {
 		options.Roles = append(options.Roles, string(r))
 	}
+	if n.Authenticates() {
+		options.Authenticator, options.UserRole = identity{s}, identity{s}.UserRole
+	}
 	var b *brokerRole
 	if s.has(RoleBroker) {
 		s.setState(stateRecovering, "version", s.config.Version, "brokerGroup", s.config.Broker.BrokerGroup, "folder", s.dir)
@@ -162,7 +173,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 		options.BrokerGroup, options.Epoch = s.config.Broker.BrokerGroup, uint64(b.store.Epoch())
 		options.OnOpen, options.OnClose = b.broker.Attach, b.broker.Detach
 	}
-	wireListener, err := s.listen(ctx, "node.wire.listen", n.Wire.Listen)
+	wireListener, err := s.listen(ctx, "node.wire.listen", n.Wire.Listen, n.Authenticates())
 	if err != nil {
 		return err
 	}
@@ -195,15 +206,19 @@ func (s *Server) Run(ctx context.Context) (err error) {
 		}
 	}
 	s.admin, s.registry = services.Admin, services.Registry
-	sockets, err := listener.New(listener.Options{
+	socketOptions := listener.Options{
 		Listener: wireListener, Handler: wire.NewHandler(services, options), Flusher: flusher, ConnectionsMax: n.Listener.ConnectionsMax,
-		BufferBytesMax: n.Listener.BufferBytesMax, Logger: s.log,
-	})
+		BufferBytesMax: n.Listener.BufferBytesMax, InsecureWithoutAuthentication: n.Auth.InsecureWithoutAuthentication, Logger: s.log,
+	}
+	if certificates != nil {
+		socketOptions.TLS = certificates.Config
+	}
+	sockets, err := listener.New(socketOptions)
 	if err != nil {
 		return listenError("node.wire.listen", n.Wire.Listen, err)
 	}
 	handed = true
-	s.sockets.Store(sockets)
+	s.sockets.Store(sockets) // from now on it is told when metadata changes; before, it has no sessions
 	served := make(chan error, 1)
 	go func() { served <- sockets.Serve() }() // ends with sockets.Close; received below
 
@@ -273,11 +288,41 @@ func (s *Server) progress(done, total int64) {
 	}
 }
 
-// listen opens a port. When it is taken by another jmq that runs on the same folder, that is what is told.
-func (s *Server) listen(ctx context.Context, key, address string) (net.Listener, error) {
+// Reload looks at the files of node.tls now, and not only within the next seconds. An error says why they cannot be used: those before are
+// in force still.
+func (s *Server) Reload() error {
+	if c := s.certificates.Load(); c != nil {
+		return c.Reload()
+	}
+	return nil
+}
+
+// openCertificates reads the files of node.tls; nil: there are none.
+func (s *Server) openCertificates() (*listener.Certificates, error) {
+	t := &s.config.Node.TLS
+	if t.CertFile == "" {
+		return nil, nil
+	}
+	c, err := listener.OpenCertificates(listener.CertificateOptions{
+		CertFile: t.CertFile, KeyFile: t.KeyFile, ClientCAFile: t.ClientCAFile, RequireClientCertificate: t.ClientCertsRequired, Logger: s.log,
+	})
+	if err != nil {
+		return nil, &StartError{What: "certificates of this node", Err: err, Next: "see node.tls.certFile, keyFile and clientCAFile"}
+	}
+	s.certificates.Store(c)
+	return c, nil
+}
+
+// listen opens a port, beyond loopback only where callers say who they are, or need not. When it is taken by another jmq that runs on
+// the same folder, that is what is told.
+func (s *Server) listen(ctx context.Context, key, address string, authenticates bool) (net.Listener, error) {
+	open := listener.Listen
+	if authenticates || s.config.Node.Auth.InsecureWithoutAuthentication {
+		open = listener.ListenAnywhere
+	}
 	deadline := time.Now().Add(bindWait)
 	for told := false; ; told = true {
-		l, err := listener.Listen(address)
+		l, err := open(address)
 		if err == nil {
 			return l, nil
 		}
