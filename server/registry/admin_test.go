@@ -82,12 +82,8 @@ func TestApply(t *testing.T) {
 			}
 		}
 		big := &wire.ApplyObjectsRequest{}
-		for i := range 60 {
-			var owners []string
-			for j := range 900 {
-				owners = append(owners, fmt.Sprintf(`"%s%d-%d"`, strings.Repeat("x", 100), i, j))
-			}
-			big.Writes = append(big.Writes, &wire.ObjectWrite{Object: object(appKey(fmt.Sprint("a", i)), `{"owners":[`+strings.Join(owners, ",")+`]}`), Create: true})
+		for i := range 5 {
+			big.Writes = append(big.Writes, &wire.ObjectWrite{Object: object(appKey(fmt.Sprint("a", i)), `{"description":"`+strings.Repeat("x", 900_000)+`"}`), Create: true})
 		}
 		_, err := apply(n, user("admin"), big)
 		wantCode(t, err, wire.CodeTooLarge)

@@ -446,8 +446,7 @@ func BenchmarkChange(b *testing.B) {
 	f.Set(store.View())
 	ctx := context.Background()
 	again := make(chan *wire.WatchedTopic, 10_000)
-	var watch func(*wire.WatchedTopic)
-	watch = func(t *wire.WatchedTopic) {
+	watch := func(t *wire.WatchedTopic) {
 		f.WatchRoutes(ctx, &wire.WatchRoutesRequest{Generation: 1, WaitMs: 60_000, Topics: []*wire.WatchedTopic{t}}, func(r *wire.WatchRoutesResponse, err error) {
 			if err == nil && len(r.Views) > 0 {
 				t.Version = r.Views[0].Version

@@ -1,0 +1,131 @@
+package registry
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jmqio/jmq/server/meta"
+	"github.com/jmqio/jmq/wire"
+)
+
+// TestSpread measures, with 3 nodes, 100 followers and 100 clients that watch routes (with -race 15 of each), how long a change at one node takes until it is in force
+// at each of them: for a parameter of a consumer, and for a broker group that is added to a topic.
+func TestSpread(t *testing.T) {
+	followers, clients, changes := 100, 100, 20
+	if raceEnabled {
+		followers, clients, changes = 15, 15, 5
+	}
+	c := newCluster(t, 3)
+	defer c.close()
+	c.write(map[meta.Key]meta.Spec{
+		appKey("pay"): &meta.App{}, groupKey("g1"): &meta.BrokerGroup{}, groupKey("g2"): &meta.BrokerGroup{},
+		topicKey("orders"): &meta.Topic{Partitions: 1, BrokerGroups: []string{"g1"}}, consumerKey("orders", "pay"): &meta.Consumer{Concurrency: 1},
+	})
+	type arrival struct {
+		concurrency uint32
+		groups      int
+	}
+	arrived := make(chan arrival, 4*(followers+clients))
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var all []*Follower
+	for i := range followers {
+		all = append(all, c.follower(fmt.Sprint("b", i), func(o *FollowerOptions) {
+			o.OnSnapshot = func(s *meta.Snapshot) {
+				k, topic := s.Get(consumerKey("orders", "pay")), s.Topic(meta.NamespaceDefault, "orders")
+				arrived <- arrival{uint32(k.Spec.(*meta.Consumer).Concurrency), len(topic.BrokerGroups)}
+			}
+		}))
+	}
+	var running sync.WaitGroup
+	for i := range clients {
+		nc, err := c.hosts.dial(ctx, registryAddress(i%3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn := wire.NewConn(nc, wire.ConnOptions{})
+		running.Go(func() { conn.Serve() })
+		running.Go(func() {
+			defer conn.Close(nil)
+			if _, err := conn.Hello(ctx, &wire.HelloRequest{ClientId: fmt.Sprint("client-", i)}); err != nil {
+				t.Error(err)
+				return
+			}
+			r := &wire.WatchRoutesRequest{WaitMs: 30_000, Topics: []*wire.WatchedTopic{{Topic: "orders", Group: "pay"}}}
+			for {
+				m := new(wire.WatchRoutesResponse)
+				if err := conn.CallMessage(ctx, wire.CommandWatchRoutes, r, m); err != nil {
+					if ctx.Err() == nil {
+						t.Error(err)
+					}
+					return
+				}
+				r.Generation, r.MetadataVersion = m.Generation, m.MetadataVersion
+				for _, v := range m.Views {
+					r.Topics[0].Version = v.Version
+					arrived <- arrival{v.Consumer.GetConcurrency(), len(v.Route.BrokerGroups)}
+				}
+			}
+		})
+	}
+	// await counts arrivals of what is wanted.
+	await := func(want arrival, n int, begun time.Time, took *[]time.Duration) {
+		timeout := time.After(20 * time.Second)
+		for n > 0 {
+			select {
+			case a := <-arrived:
+				if a == want {
+					n--
+					*took = append(*took, time.Since(begun))
+				}
+			case <-timeout:
+				t.Fatalf("%d of %d do not have %v after 20 s", n, followers+clients, want)
+			}
+		}
+	}
+	var ignored, parameter, group []time.Duration
+	await(arrival{1, 1}, followers+clients, time.Now(), &ignored)
+	settled := time.Now()
+	for c.stores[0].View().Len(meta.KindBroker) < followers {
+		select {
+		case <-arrived:
+		case <-time.After(10 * time.Millisecond):
+		}
+		if time.Since(settled) > 20*time.Second {
+			t.Fatal("not all brokers are registered")
+		}
+	}
+	want := arrival{1, 1}
+	for i := range changes {
+		for len(arrived) > 0 {
+			<-arrived
+		}
+		want.concurrency = uint32(i + 2)
+		begun := time.Now()
+		c.write(map[meta.Key]meta.Spec{consumerKey("orders", "pay"): &meta.Consumer{Concurrency: i + 2}})
+		await(want, followers+clients, begun, &parameter)
+		want.groups = 3 - want.groups
+		begun = time.Now()
+		c.write(map[meta.Key]meta.Spec{topicKey("orders"): &meta.Topic{Partitions: 1, BrokerGroups: []string{"g1", "g2"}[:want.groups]}})
+		await(want, followers+clients, begun, &group)
+	}
+	for name, took := range map[string][]time.Duration{"a parameter": parameter, "a broker group": group} {
+		slices.Sort(took)
+		p99 := took[len(took)*99/100]
+		t.Logf("%s: p50 %v, p99 %v, slowest %v", name, took[len(took)/2], p99, took[len(took)-1])
+		if p99 > 2*time.Second {
+			t.Errorf("%s: p99 %v", name, p99)
+		}
+	}
+	cancel()
+	running.Wait()
+	var closing sync.WaitGroup
+	for _, f := range all {
+		closing.Go(func() { f.Close() })
+	}
+	closing.Wait()
+}
