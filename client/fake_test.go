@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -17,6 +18,7 @@ import (
 type fakeBroker struct {
 	wire.Admin // what no test calls
 
+	name      string // of its broker group; empty: bg1
 	leaseTime time.Duration
 
 	mu struct {
@@ -385,7 +387,7 @@ func (b *fakeBroker) Route(ctx context.Context, r *wire.RouteRequest) (*wire.Rou
 	}
 	out := &wire.RouteResponse{Version: uint64(len(ps)), TopicId: 1}
 	for i := range ps {
-		out.Partitions = append(out.Partitions, &wire.PartitionRoute{Partition: uint32(i), BrokerGroup: "bg1"})
+		out.Partitions = append(out.Partitions, &wire.PartitionRoute{Partition: uint32(i), BrokerGroup: cmp.Or(b.name, "bg1")})
 	}
 	return out, nil
 }

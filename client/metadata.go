@@ -16,8 +16,7 @@ const (
 	watchLate   = 3 * time.Second       // an answer that is later does not come
 	watchShort  = time.Second           // of the last request that may wait: what is added meanwhile waits for its end
 	watchMax    = 12                    // requests that wait; a session may have 16
-	watchGather = 20 * time.Millisecond // for more topics to go with one request
-	watchRest   = 50 * time.Millisecond // after an answer, so that many changes are not many answers
+	watchGather = 50 * time.Millisecond // for more topics to go with one request, and many changes with one answer
 	avoidTime   = 5 * time.Second       // a node whose answers were of no use
 	topicsMax   = 1000                  // of a request
 )
@@ -103,7 +102,13 @@ func (m *metadata) ask(ctx context.Context, op string, key watchKey, take func(v
 
 // know asks for what w watches and takes it, and watches from then on.
 func (m *metadata) know(ctx context.Context, op string, w *watch) (alone bool, err error) {
-	alone, err = m.ask(ctx, op, w.watchKey, func(v *wire.TopicView, from *pool) { m.taken(w, v, from) })
+	alone, err = m.ask(ctx, op, w.watchKey, func(v *wire.TopicView, from *pool) {
+		m.taken(w, v, from)
+		// A request that waits may have brought a newer view meanwhile, which this one has replaced: it is asked for once more.
+		m.mu.Lock()
+		w.asked = false
+		m.mu.Unlock()
+	})
 	if err == nil {
 		m.begin()
 	}
@@ -210,6 +215,7 @@ type asking struct {
 
 // follow watches at one node until that fails.
 func (m *metadata) follow(ctx context.Context, l *link) (answered bool, err error) {
+	begun := time.Now()
 	answers := make(chan *asking, watchMax)
 	waiting := map[*asking]bool{}
 	m.mu.Lock()
@@ -225,7 +231,15 @@ func (m *metadata) follow(ctx context.Context, l *link) (answered bool, err erro
 	}()
 	for {
 		for len(waiting) < watchMax {
-			a, err := m.start(l, len(waiting) == watchMax-1, answers)
+			// All end at the same moments: so those of topics that came one by one go together from then on.
+			wait := watchWait - time.Since(begun)%watchWait
+			if wait < watchShort {
+				wait += watchWait
+			}
+			if len(waiting) == watchMax-1 {
+				wait = watchShort
+			}
+			a, err := m.start(l, wait, answers)
 			if err != nil {
 				return answered, err
 			}
@@ -234,43 +248,51 @@ func (m *metadata) follow(ctx context.Context, l *link) (answered bool, err erro
 			}
 			waiting[a] = true
 		}
-		rest := watchRest
 		select {
 		case a := <-answers:
-			a.timer.Stop()
+			err = m.end(a, l)
 			delete(waiting, a)
-			m.mu.Lock()
-			for _, w := range a.watches {
-				w.asked = false
-			}
-			m.mu.Unlock()
-			if a.err == nil {
-				a.err = m.note(l, a.out)
-			}
-			if a.err != nil {
-				return answered, a.err
-			}
-			answered = true
-			m.apply(a, l)
-			m.sweep(l)
-			if len(a.out.Views) == 0 {
-				continue
-			}
+			answered = answered || err == nil
 		case <-m.kick:
-			rest = watchGather
 		case <-ctx.Done():
 			return answered, nil
 		}
-		m.c.cluster.pause(ctx, rest)
+		m.c.cluster.pause(ctx, watchGather)
+		for more := true; more && err == nil; {
+			select {
+			case a := <-answers:
+				err = m.end(a, l)
+				delete(waiting, a)
+			default:
+				more = false
+			}
+		}
+		if err != nil {
+			return answered, err
+		}
+		m.sweep(l)
 	}
 }
 
-// start asks for watches that nobody asks for; nil: there are none.
-func (m *metadata) start(l *link, last bool, answers chan<- *asking) (*asking, error) {
-	wait := watchWait
-	if last {
-		wait = watchShort
+// end takes the answer of a request.
+func (m *metadata) end(a *asking, l *link) error {
+	a.timer.Stop()
+	m.mu.Lock()
+	for _, w := range a.watches {
+		w.asked = false
 	}
+	m.mu.Unlock()
+	if a.err == nil {
+		a.err = m.note(l, a.out)
+	}
+	if a.err == nil {
+		m.apply(a, l)
+	}
+	return a.err
+}
+
+// start asks for watches that nobody asks for; nil: there are none.
+func (m *metadata) start(l *link, wait time.Duration, answers chan<- *asking) (*asking, error) {
 	a := &asking{}
 	r := &wire.WatchRoutesRequest{WaitMs: uint32(wait.Milliseconds())}
 	m.mu.Lock()
