@@ -574,8 +574,10 @@ func TestSettings(t *testing.T) {
 		cl := c.connect(registryNodes)
 		p := producer(t, cl, Timeout(3*time.Second))
 		b := c.brokers["bg1"]
-		hang := false
-		b.onProduce = func(*wire.ProduceRequest, func(*wire.ProduceResponse, error)) bool { return hang }
+		var hang atomic.Bool
+		var batches atomic.Uint32
+		b.onProduce = func(*wire.ProduceRequest, func(*wire.ProduceResponse, error)) bool { return hang.Load() }
+		b.onFetch = func(r *wire.FetchRequest) error { batches.Store(r.MessagesMax); return nil }
 		if _, err := p.Send(ctx, &Message{}); err != nil {
 			t.Fatal(err)
 		}
@@ -585,7 +587,7 @@ func TestSettings(t *testing.T) {
 			checkOutcome(t, err, true, nil)
 			return time.Since(begun).Round(100 * time.Millisecond)
 		}
-		hang = true
+		hang.Store(true)
 		if d := took(); d != 3*time.Second {
 			t.Errorf("by option: %v", d)
 		}
@@ -605,7 +607,7 @@ func TestSettings(t *testing.T) {
 		}(); !errors.Is(err, ErrUnknown) {
 			t.Errorf("async: %v", err)
 		}
-		hang = false
+		hang.Store(false)
 		c.meta.set("orders", "", &wire.TopicView{Route: routeTo(8, "bg1"), Producer: &wire.ProducerSettings{Paused: new(true)}})
 		time.Sleep(time.Second)
 		_, err := p.Send(ctx, &Message{})
@@ -691,8 +693,6 @@ func TestSettings(t *testing.T) {
 		if err != nil || len(ds) > 0 {
 			t.Errorf("fetch while paused: %v, %v", ds, err)
 		}
-		var batches atomic.Uint32
-		b.onFetch = func(r *wire.FetchRequest) error { batches.Store(r.MessagesMax); return nil }
 		say(&wire.ConsumerSettings{BatchMessages: new(uint32(77))})
 		if n := batches.Load(); n != 77 {
 			t.Errorf("fetches ask for %d messages", n)
@@ -751,6 +751,13 @@ func TestBrokerLags(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		c.put(1, "bg1")
+		var refuse atomic.Bool
+		c.brokers["bg1"].onFetch = func(*wire.FetchRequest) error {
+			if refuse.Load() {
+				return wire.Errorf(wire.CodeForbidden, "x")
+			}
+			return nil
+		}
 		cl := c.connect(registryNodes)
 		p, k := producer(t, cl), consumer(t, cl, Start(FromBeginning))
 		time.AfterFunc(time.Second, func() { c.brokers["bg1"].topic("orders", 1) })
@@ -767,7 +774,7 @@ func TestBrokerLags(t *testing.T) {
 		if id := <-got; id != r.MessageID {
 			t.Errorf("got %s, want %s", id, r.MessageID)
 		}
-		c.brokers["bg1"].onFetch = func(*wire.FetchRequest) error { return wire.Errorf(wire.CodeForbidden, "x") }
+		refuse.Store(true)
 		begun = time.Now()
 		if err := <-ran; !errors.Is(err, ErrForbidden) || time.Since(begun) < lagTime || time.Since(begun) > 2*lagTime {
 			t.Errorf("%v after %v", err, time.Since(begun))

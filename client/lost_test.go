@@ -407,7 +407,7 @@ func TestRunLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := startReal(t, broker.Options{})
 		b.topic(t, 1)
-		c := connect(t, b, WithConns(1))
+		c, sender := connect(t, b, WithConns(1)), connect(t, b, WithConns(1)) // whose answers come, whatever becomes of the other's
 		run := func(stop func(cancel context.CancelFunc)) {
 			t.Helper()
 			ctx, cancel := context.WithCancel(context.Background())
@@ -445,7 +445,7 @@ func TestRunLeaves(t *testing.T) {
 				}
 				return pass
 			})
-			sendN(t, c, 2)
+			sendN(t, sender, 2)
 			synctest.Wait()
 		})
 		b.onFrame(nil)
