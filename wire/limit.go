@@ -6,7 +6,7 @@ const (
 	BatchBytesMax    = BodyBytesMax + 64<<10 // one encoded batch, and its messages before compression
 	BatchMessagesMax = 1000
 	NameBytesMax     = 255     // topic, app, group, business id, order key, tag
-	HelloBytesMax    = 4 << 10 // any frame before the hello is done
+	HelloBytesMax    = 4 << 10 // any frame before it is known who the peer is
 	FrameBytesMax    = BatchBytesMax + 64<<10
 	PartitionsMax    = 1 << 16
 
