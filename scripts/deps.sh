@@ -25,16 +25,17 @@ elif have mariadbd && have mariadb-install-db; then
 elif [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
 	echo "deps: installing ${packages[*]}"
 	export DEBIAN_FRONTEND=noninteractive
-	lock=(-o DPkg::Lock::Timeout=300 -o APT::Get::Lock::Timeout=300 -o Acquire::Retries=3)
+	lock=(-o DPkg::Lock::Timeout=300 -o Acquire::Retries=3)
 	install=(apt-get "${lock[@]}" install -y -qq --no-install-recommends "${packages[@]}")
 	log=$(mktemp)
 	trap 'rm -f "$log"' EXIT
-	# The lists that are there will do, if they name packages that can be fetched still.
-	if ! "${install[@]}" >"$log" 2>&1 && ! { apt-get "${lock[@]}" update -qq && "${install[@]}"; } >"$log" 2>&1; then
-		tail -n 20 "$log" >&2
-		echo "deps: cannot install ${packages[*]}" >&2
-		exit 1
-	fi
+	# The lists that are there will do, if they name packages that can be fetched still. An update does not wait for another's lock: it is tried again.
+	for try in 1 2 3 4 5; do
+		"${install[@]}" >"$log" 2>&1 && break
+		{ apt-get "${lock[@]}" update -qq && "${install[@]}"; } >"$log" 2>&1 && break
+		test "$try" != 5 || { tail -n 20 "$log" >&2; echo "deps: cannot install ${packages[*]}" >&2; exit 1; }
+		sleep 3
+	done
 	echo "deps: installed ${packages[*]}"
 else
 	echo "deps: MariaDB is missing: the tests that need it cannot run; on Debian and Ubuntu:" >&2
