@@ -22,7 +22,8 @@ type metadata struct {
 	snapshot atomic.Pointer[meta.Snapshot] // the newest; nil: none yet
 	epoch    atomic.Uint64                 // counts them, after snapshot was set
 	pending  atomic.Int64                  // topics in todo
-	turn     chan struct{}                 // has room for one: Applies come one after another
+	taking   sync.Mutex                    // held while the newest is taken over; nothing waits for the disk under it
+	turn     chan struct{}                 // has room for one: topics follow one snapshot after another
 	follow   follow
 	// kept are topics that the store has and that are not served: see keep.
 	kept struct {
@@ -33,9 +34,10 @@ type metadata struct {
 
 // follow belongs to whoever has metadata.turn.
 type follow struct {
+	seen    *meta.Snapshot            // the last whose changes are in the store or in todo
 	todo    map[topicName]struct{}    // topics to be looked at, with their groups
 	numbers map[string]uint32         // of all namespaces seen
-	names   map[uint32]string         // of those that are there
+	names   map[uint32]string         // of those of seen
 	left    map[topicName]store.Topic // this broker group does not have them any more; they go when they are empty
 }
 
@@ -67,6 +69,12 @@ func (m *metadata) init() {
 // A topic is deleted only when the registry had told of it and, in the same generation and not before, says that it is gone, or another one now.
 // What the registry does not know (it lost it, or never knew it), and what this broker group shall not have any more but is not empty, is kept, and not served.
 func (b *Broker) Apply(ctx context.Context, s *meta.Snapshot) error {
+	if err := b.check(); err != nil {
+		return err
+	}
+	if err := b.takeOver(s); err != nil {
+		return err
+	}
 	m := &b.metadata
 	select {
 	case m.turn <- struct{}{}:
@@ -74,22 +82,32 @@ func (b *Broker) Apply(ctx context.Context, s *meta.Snapshot) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if err := b.check(); err != nil {
-		return err
+	s = m.snapshot.Load() // a newer one may have come while others had the turn
+	if f := &m.follow; s != f.seen {
+		changed, known := since(f.seen, s)
+		f.note(b, s, changed, known)
 	}
+	return b.follow(ctx, s)
+}
+
+// takeOver has the rights and limits of s in force.
+func (b *Broker) takeOver(s *meta.Snapshot) error {
+	m := &b.metadata
+	m.taking.Lock()
+	defer m.taking.Unlock()
 	was := m.snapshot.Load()
 	if was != nil && was.Generation == s.Generation && s.Version < was.Version {
 		return fmt.Errorf("%w: version %d, after %d of generation %d", errOldMetadata, s.Version, was.Version, s.Generation)
 	}
-	if s != was {
-		m.snapshot.Store(s)
-		m.epoch.Add(1)
-		b.limits.follow(s)
-		changed, known := since(was, s)
-		b.askAgain(changed, known)
-		m.follow.note(b, s, changed, known)
+	if s == was {
+		return nil
 	}
-	return b.follow(ctx, s)
+	m.snapshot.Store(s)
+	m.epoch.Add(1)
+	b.limits.follow(s)
+	changed, known := since(was, s)
+	b.askAgain(changed, known)
+	return nil
 }
 
 // since returns what changed from was to s, and whether that is known.
@@ -106,7 +124,7 @@ func (f *follow) note(b *Broker, s *meta.Snapshot, changed []*meta.Object, known
 	for _, o := range changed {
 		f.noteObject(o)
 	}
-	f.names = map[uint32]string{}
+	f.seen, f.names = s, map[uint32]string{}
 	for o := range s.All(meta.KindNamespace) {
 		id := specOf[meta.Namespace](o).ID
 		f.numbers[o.Name], f.names[id] = id, o.Name

@@ -79,7 +79,7 @@ func lifeOf(generation uint64, namespace, name string, created uint64) string {
 func (m *applyModel) step() error {
 	r := m.r
 	k := meta.Key{Kind: meta.KindTopic, Namespace: rapid.SampledFrom([]string{"default", "test"}).Draw(r, "namespace"), Name: rapid.SampledFrom(applyNames).Draw(r, "topic")}
-	switch op := rapid.SampledFrom([]string{"set", "set", "set", "delete", "delete", "again", "apply", "apply", "send", "send", "restart", "crash", "old", "generation", "fail"}).Draw(r, "op"); op {
+	switch op := rapid.SampledFrom([]string{"set", "set", "set", "delete", "delete", "again", "apply", "apply", "send", "send", "restart", "crash", "old", "generation", "fail", "stuck"}).Draw(r, "op"); op {
 	case "set":
 		groups := rapid.SampledFrom([][]string{{"here"}, {"here"}, {"here", "there"}, {"there"}}).Draw(r, "groups")
 		partitions := rapid.IntRange(1, 3).Draw(r, "partitions")
@@ -106,6 +106,16 @@ func (m *applyModel) step() error {
 		m.told = nil
 	case "old": // from the cache, after a start; a broker that runs refuses it
 		return m.apply(m.history[rapid.IntRange(0, len(m.history)-1).Draw(r, "at")], false)
+	case "stuck": // topics cannot follow now: others have the turn
+		m.broker.metadata.turn <- struct{}{}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		err := m.broker.Apply(ctx, m.s)
+		cancel()
+		if err == nil || m.broker.metadata.snapshot.Load() != m.s {
+			return fmt.Errorf("stuck: %v, its rights are not in force", err)
+		}
+		<-m.broker.metadata.turn
+		m.told = m.s
 	case "fail": // the caller's patience ends while it applies
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
@@ -447,5 +457,35 @@ func TestMadeAgainUnderLoad(t *testing.T) {
 	all.Wait()
 	if got.Load() == 0 {
 		t.Error("nothing was consumed")
+	}
+}
+
+// TestNamespaceMadeAgain deletes a namespace with its topic and makes both again between two looks: the topic of the old number goes,
+// and one of the new number is made.
+func TestNamespaceMadeAgain(t *testing.T) {
+	r := newRuled(t, Options{})
+	defer r.close()
+	topic := meta.Key{Kind: meta.KindTopic, Namespace: "test", Name: "orders"}
+	update := func(w ...meta.Write) {
+		t.Helper()
+		if _, err := r.registry.Update(context.Background(), meta.Change{Writes: w}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	create := func() {
+		t.Helper()
+		update(meta.Write{Key: meta.Key{Kind: meta.KindNamespace, Name: "test"}, Spec: &meta.Namespace{}, Expect: meta.Expect{Create: true}},
+			meta.Write{Key: topic, Spec: &meta.Topic{Partitions: 1, BrokerGroups: []string{"here"}}, Expect: meta.Expect{Create: true}})
+	}
+	create()
+	r.apply()
+	was := r.store.Topics()
+	update(meta.Write{Key: topic, Expect: meta.Expect{Any: true}})
+	update(meta.Write{Key: meta.Key{Kind: meta.KindNamespace, Name: "test"}, Expect: meta.Expect{Any: true}})
+	create()
+	r.apply()
+	is := r.store.Topics()
+	if len(was) != 1 || len(is) != 1 || was[0].Namespace == is[0].Namespace || is[0].Namespace != r.registry.View().Namespace("test").ID {
+		t.Errorf("%+v, then %+v", was, is)
 	}
 }

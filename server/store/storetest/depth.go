@@ -35,6 +35,9 @@ func testAlter(t *testing.T, p Place) {
 		if c.Settings != nil {
 			orders.Settings = *c.Settings
 		}
+		if c.Origin != nil {
+			orders.Origin = *c.Origin
+		}
 		if got != orders {
 			t.Fatalf("altered to %+v, want %+v", got, orders)
 		}
@@ -56,7 +59,7 @@ func testAlter(t *testing.T, p Place) {
 	if _, _, err := s.Bounds(part(orders, 3)); !errors.Is(err, store.ErrNoPartition) {
 		t.Fatal(err)
 	}
-	alter(store.Change{Partitions: 4})
+	alter(store.Change{Partitions: 4, Origin: &store.Origin{Generation: 1, Created: 2, Version: 3}})
 	check()
 	if a := mustAppend(t, s, part(orders, 3), "b"); a.First != 0 {
 		t.Fatalf("first index of a new partition is %d", a.First)
