@@ -1679,7 +1679,7 @@ func (x *RouteRequest) GetTopic() string {
 type RouteResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Version       uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
-	TopicId       uint64                 `protobuf:"varint,2,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
+	TopicId       uint64                 `protobuf:"varint,2,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"` // at the broker that answers; 0: the route is of the metadata, and each broker has a number of its own
 	Incarnation   uint32                 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	Partitions    []*PartitionRoute      `protobuf:"bytes,4,rep,name=partitions,proto3" json:"partitions,omitempty"` // of all broker groups of the topic, ordered by broker group and partition
 	BrokerGroups  []*BrokerGroupRoute    `protobuf:"bytes,5,rep,name=broker_groups,json=brokerGroups,proto3" json:"broker_groups,omitempty"`

@@ -493,14 +493,15 @@ func (f *Feed) WatchRoutes(ctx context.Context, r *wire.WatchRoutesRequest, done
 
 // routesFor is what w has for a watch, nil if nothing.
 func (f *Feed) routesFor(w *world, x *watch) *wire.WatchRoutesResponse {
-	if late(w, x) {
-		return nil
-	}
+	late := late(w, x)
 	v := viewerOf(x.peer)
 	var r *wire.WatchRoutesResponse
 	bytes := 0
 	for i := range x.topics {
 		t := &x.topics[i]
+		if late && t.version != 0 {
+			continue // what was told of it may be newer; who knows nothing of it is told what we have
+		}
 		view := w.view(v, t.name, t.group)
 		if view.Version == t.version {
 			continue
@@ -513,7 +514,7 @@ func (f *Feed) routesFor(w *world, x *watch) *wire.WatchRoutesResponse {
 			break
 		}
 	}
-	if r == nil && x.generation != uint64(w.Generation) {
+	if r == nil && !late && x.generation != uint64(w.Generation) {
 		r = f.emptyRoutes(w, x)
 	}
 	return r

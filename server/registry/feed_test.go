@@ -283,7 +283,13 @@ func TestWaking(t *testing.T) {
 		ended := park(t, f, ctx, time.Minute, "orders")
 		late := &waiting{}
 		f.WatchRoutes(app("shop", ""), &wire.WatchRoutesRequest{WaitMs: 60_000, Generation: 1, MetadataVersion: uint64(store.View().Version) + 2,
-			Topics: []*wire.WatchedTopic{{Topic: "orders"}}}, late.done)
+			Topics: []*wire.WatchedTopic{{Topic: "orders", Version: 1}}}, late.done)
+		news := &waiting{}
+		f.WatchRoutes(app("shop", ""), &wire.WatchRoutesRequest{Generation: 1, MetadataVersion: uint64(store.View().Version) + 2,
+			Topics: []*wire.WatchedTopic{{Topic: "orders", Version: 1}, {Topic: "mail"}}}, news.done)
+		if news.calls != 1 || len(news.answer.Views) != 1 || news.answer.Views[0].Topic != "mail" || news.answer.MetadataVersion != uint64(store.View().Version)+2 {
+			t.Errorf("late, of a topic of which nothing is known: %v", news.answer)
+		}
 		closed := park(t, f, app("shop", ""), time.Minute, "mail")
 		cancel()
 		synctest.Wait()

@@ -129,8 +129,8 @@ type routed struct {
 func (w *world) route(o *meta.Object, by routed) *wire.RouteResponse {
 	spec := o.Spec.(*meta.Topic)
 	groups := slices.DeleteFunc(slices.Sorted(slices.Values(spec.BrokerGroups)), func(g string) bool { return slices.Contains(by.forbidden, g) })
-	r := &wire.RouteResponse{
-		Version: uint64(o.Revision), TopicId: uint64(o.Created), Incarnation: uint32(o.Created),
+	r := &wire.RouteResponse{ // without TopicId: that is a broker's own number
+		Version: uint64(o.Revision), Incarnation: uint32(o.Created),
 		Partitions:   make([]*wire.PartitionRoute, 0, len(groups)*spec.Partitions),
 		BrokerGroups: make([]*wire.BrokerGroupRoute, 0, len(groups)),
 	}
