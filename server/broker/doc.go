@@ -22,6 +22,9 @@
 // learn what was committed. No group is born on a topic while that is altered or deleted, or a group removed from it; so no birth
 // follows the record of a deletion, and what is counted of partitions and groups stays right.
 //
+// With a registry (Options.Metadata) Apply takes its snapshots: rights and limits at once, then topics and groups follow in the store. Of what a
+// subscription says, its delay, retry policy and filters have no effect here.
+//
 // A batch is judged whole before it is stored: its checksum, and the lengths inside every message. A compressed one is
 // opened for that, which costs a core about 1 us per KiB and keeps out what no consumer could ever read: a group would
 // be stuck at it until a person moved its offset.
