@@ -1036,6 +1036,9 @@ func TestRouteStates(t *testing.T) {
 		}
 		check("all away", r, nil, all, all)
 		r = routeTo(1, all...)
+		r.Partitions[1].State = 4
+		check("away, by its state", r, nil, all, []string{"bg1", "bg3"})
+		r = routeTo(1, all...)
 		r.Partitions[0].State = 1
 		check("read-only", r, nil, []string{"bg2", "bg3"}, []string{"bg2", "bg3"})
 		near := &wire.ProducerSettings{Near: new(true), DataCenter: new("dc-bg2")}

@@ -90,6 +90,7 @@ func (r *route) options(o *producerOptions) *producerOptions {
 const (
 	partitionActive = 0
 	partitionGone   = 3
+	partitionAway   = 4 // active, but its broker is away
 )
 
 func (c *Client) topic(name string) *topic {
@@ -243,11 +244,11 @@ func (t *topic) read(answer *wire.RouteResponse, from *pool, settings *wire.Prod
 	var keyed, here, close []*lane
 	for i, l := range r.partitions {
 		l.pool.Store(at.pools[l.brokerGroup])
-		if parts[i].State != partitionActive {
+		if parts[i].State != partitionActive && parts[i].State != partitionAway {
 			continue
 		}
 		keyed = append(keyed, l)
-		if !at.away[l.brokerGroup] {
+		if parts[i].State == partitionActive && !at.away[l.brokerGroup] {
 			here = append(here, l)
 			if near != "" && at.data[l.brokerGroup] == near {
 				close = append(close, l)

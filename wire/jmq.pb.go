@@ -3888,7 +3888,7 @@ type PartitionRoute struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Partition     uint32                 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
 	BrokerGroup   string                 `protobuf:"bytes,2,opt,name=broker_group,json=brokerGroup,proto3" json:"broker_group,omitempty"`
-	State         uint32                 `protobuf:"varint,3,opt,name=state,proto3" json:"state,omitempty"` // 0 active, 1 read-only, 2 draining, 3 gone
+	State         uint32                 `protobuf:"varint,3,opt,name=state,proto3" json:"state,omitempty"` // 0 active, 1 read-only, 2 draining, 3 gone, 4 active but its broker is away: order keys stay
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

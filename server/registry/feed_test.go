@@ -129,7 +129,7 @@ func TestViews(t *testing.T) {
 		{map[meta.Key]meta.Spec{brokerKey("bg1"): &meta.Broker{BrokerGroup: "g1", Addresses: []string{"g1:50088"}, Away: true}}, app("shop", ""), "orders", "",
 			"g1:2/0@east(g1:50088 away) g2:2/1(g2:50088) g3:2/2(g3:50088) |"}, // the last one
 		{map[meta.Key]meta.Spec{groupKey("g2"): &meta.BrokerGroup{}}, app("shop", ""), "orders", "",
-			"g1:2/1@east(g1:50088 away) g2:2/0(g2:50088) g3:2/2(g3:50088) |"},
+			"g1:2/4@east(g1:50088 away) g2:2/0(g2:50088) g3:2/2(g3:50088) |"},
 		{map[meta.Key]meta.Spec{topicKey("orders"): &meta.Topic{Partitions: 3, BrokerGroups: []string{"g2"}, PauseConsume: true}}, app("pay", ""), "orders", "pay",
 			"g2:3/0(g2:50088) | batch_messages:20 ack_timeout_ms:60000 concurrency:4 paused:true"},
 		{map[meta.Key]meta.Spec{consumerKey("orders", "pay"): nil}, app("pay", ""), "orders", "pay", "forbidden"},

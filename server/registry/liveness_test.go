@@ -71,11 +71,11 @@ func TestSilence(t *testing.T) {
 		time.Sleep(2500 * time.Millisecond)
 		synctest.Wait()
 		for i, n := range c.nodes {
-			if got := fmt.Sprint(states(t, n.Feed, "orders")); got != "map[group-a:1 group-b:0 group-c:0]" {
+			if got := fmt.Sprint(states(t, n.Feed, "orders")); got != "map[group-a:4 group-b:0 group-c:0]" {
 				t.Fatalf("node %d after 9.5 s: %s", i, got)
 			}
 		}
-		if got := fmt.Sprint(states(t, all["b"].Feed, "orders")); got != "map[group-a:1 group-b:0 group-c:0]" {
+		if got := fmt.Sprint(states(t, all["b"].Feed, "orders")); got != "map[group-a:4 group-b:0 group-c:0]" {
 			t.Fatalf("broker b after 9.5 s: %s", got)
 		}
 
@@ -94,7 +94,7 @@ func TestSilence(t *testing.T) {
 		defer b.Close()
 		time.Sleep(100 * time.Millisecond)
 		synctest.Wait()
-		if got := fmt.Sprint(states(t, c.nodes[2].Feed, "orders")); got != "map[group-a:1 group-b:0 group-c:1]" {
+		if got := fmt.Sprint(states(t, c.nodes[2].Feed, "orders")); got != "map[group-a:4 group-b:0 group-c:4]" {
 			t.Fatalf("b is back: %s", got)
 		}
 		if got := c.stores[0].View().Broker("b"); got.Away || got.Registered.IsZero() {

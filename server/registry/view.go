@@ -17,6 +17,7 @@ const (
 	partitionActive   = 0
 	partitionReadOnly = 1 // nothing is sent there; what is there is consumed
 	partitionDraining = 2
+	partitionAway     = 4 // active, but its broker is away: order keys that fall there wait for it, everything else goes elsewhere
 )
 
 // viewer is who looks at the metadata.
@@ -156,7 +157,7 @@ func (w *world) route(o *meta.Object, by routed) *wire.RouteResponse {
 	parts := make([]wire.PartitionRoute, len(groups)*spec.Partitions)
 	for i, g := range groups {
 		if !living[i] && left && states[i] == partitionActive {
-			states[i] = partitionReadOnly
+			states[i] = partitionAway
 		}
 		group := &wire.BrokerGroupRoute{BrokerGroup: g, Brokers: w.brokers[g], Weight: uint32(weights[g])}
 		if o := w.Get(meta.Key{Kind: meta.KindBrokerGroup, Name: g}); o != nil {
