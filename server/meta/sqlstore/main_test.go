@@ -2,6 +2,7 @@ package sqlstore
 
 import (
 	"context"
+	"flag"
 	"io"
 	"log/slog"
 	"path/filepath"
@@ -15,7 +16,14 @@ import (
 	"github.com/jmqio/jmq/server/meta/metatest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(testenv.Main(m)) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	// They wait for disks and deadlines, not for processors.
+	if err := flag.Set("test.parallel", "12"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(testenv.Main(m))
+}
 
 // engines are the databases that every test runs over: each call is for an empty one.
 var engines = []struct {
