@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/jmqio/jmq/client"
+	"github.com/jmqio/jmq/client/admin"
+	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -77,7 +79,7 @@ func appOfThisUser() string {
 const completeWithin = 500 * time.Millisecond
 
 // nameSource asks for names; before are the arguments that stand already.
-type nameSource func(ctx context.Context, a wire.Admin, before []string) ([]string, error)
+type nameSource func(ctx context.Context, cl *client.Client, before []string) ([]string, error)
 
 // completer returns a completion of a command's arguments: the nth one is named by the nth of names.
 func (c *connection) completer(names ...nameSource) cobra.CompletionFunc {
@@ -95,12 +97,20 @@ func (c *connection) flagCompleter(names nameSource) cobra.CompletionFunc {
 		const none = cobra.ShellCompDirectiveNoFileComp
 		ctx, cancel := context.WithTimeout(context.Background(), completeWithin)
 		defer cancel()
-		cl, err := client.Dial(ctx, c.where(), client.WithConns(1))
+		p, err := c.where()
+		if err != nil {
+			return nil, none
+		}
+		options, err := p.options()
+		if err != nil {
+			return nil, none
+		}
+		cl, err := client.Dial(ctx, p.address, append(options, client.WithConns(1))...)
 		if err != nil {
 			return nil, none
 		}
 		defer closeClient(cl)
-		found, err := names(ctx, cl.Cluster(), args)
+		found, err := names(ctx, cl, args)
 		if err != nil {
 			return nil, none
 		}
@@ -108,8 +118,8 @@ func (c *connection) flagCompleter(names nameSource) cobra.CompletionFunc {
 	}
 }
 
-func topicNames(ctx context.Context, a wire.Admin, _ []string) ([]string, error) {
-	r, err := a.ListTopics(ctx, &wire.ListTopicsRequest{})
+func topicNames(ctx context.Context, cl *client.Client, _ []string) ([]string, error) {
+	r, err := cl.Cluster().ListTopics(ctx, &wire.ListTopicsRequest{})
 	var names []string
 	for _, t := range r.GetTopics() {
 		names = append(names, t.Name)
@@ -118,8 +128,8 @@ func topicNames(ctx context.Context, a wire.Admin, _ []string) ([]string, error)
 }
 
 // groupNames are those of the topic before them.
-func groupNames(ctx context.Context, a wire.Admin, before []string) ([]string, error) {
-	r, err := a.ListGroups(ctx, &wire.ListGroupsRequest{Topic: slices.Concat(before, []string{""})[0]})
+func groupNames(ctx context.Context, cl *client.Client, before []string) ([]string, error) {
+	r, err := cl.Cluster().ListGroups(ctx, &wire.ListGroupsRequest{Topic: slices.Concat(before, []string{""})[0]})
 	var names []string
 	for _, g := range r.GetGroups() {
 		if !slices.Contains(names, g.Group) {
@@ -127,4 +137,16 @@ func groupNames(ctx context.Context, a wire.Admin, before []string) ([]string, e
 		}
 	}
 	return names, err
+}
+
+// objectNames are those of a kind's objects.
+func objectNames(k meta.Kind) nameSource {
+	return func(ctx context.Context, cl *client.Client, _ []string) ([]string, error) {
+		objects, err := admin.New(cl).List(ctx, admin.Query{Kind: string(k)})
+		var names []string
+		for _, o := range objects {
+			names = append(names, o.Name)
+		}
+		return names, err
+	}
 }

@@ -36,7 +36,7 @@ const (
 )
 
 // envOfCommands are the variables that are no key of the tree.
-var envOfCommands = []string{"JMQ_CONFIG", envAddress}
+var envOfCommands = []string{"JMQ_CONFIG", envAddress, envContext, envContexts}
 
 // configKey is one leaf of the tree.
 type configKey struct {

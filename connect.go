@@ -1,10 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,38 +23,117 @@ const (
 
 // connection is the flags that every client command has.
 type connection struct {
-	address string
+	place
+	context string
 	timeout time.Duration
 }
 
+// place is where to connect to, and as whom. Each field may be empty.
+type place struct {
+	address, credentialFile string
+	tlsCA, tlsCert, tlsKey  string
+}
+
+// tlsSystem stands for the authorities that the system knows.
+const tlsSystem = "system"
+
+func (p *place) flags(f *pflag.FlagSet) {
+	f.StringVarP(&p.address, "address", "a", "", "address of the cluster's nodes, several with commas (default: $"+envAddress+", else the context's, else "+addressDefault+")")
+	f.StringVar(&p.credentialFile, "credential-file", "", "file with id and secret that say who you are (jmq login writes one)")
+	f.StringVar(&p.tlsCA, "tls-ca", "", "encrypt, and check the server by the authorities of this PEM file, or of the "+tlsSystem)
+	f.StringVar(&p.tlsCert, "tls-cert", "", "certificate that says who you are, PEM")
+	f.StringVar(&p.tlsKey, "tls-key", "", "its key")
+}
+
 func (c *connection) flags(f *pflag.FlagSet) {
-	f.StringVarP(&c.address, "address", "a", "", "the broker's address (default: $"+envAddress+", else "+addressDefault+")")
+	c.place.flags(f)
+	f.StringVar(&c.context, "context", "", "context to connect by (default: $"+envContext+", else the one in use; none with --address); see jmq context")
 	f.DurationVar(&c.timeout, "connect-timeout", 5*time.Second, "how long connecting to the broker, and its answer, may take")
 }
 
-// where is the address to connect to.
-func (c *connection) where() string {
-	if c.address != "" {
-		return c.address
+// where says where to connect to: what the flags say, over the context that is named, or in use where no address is given.
+func (c *connection) where() (place, error) {
+	p := c.place
+	name := c.context
+	if name == "" && p.address == "" {
+		if name = os.Getenv(envContext); name == "" {
+			p.address = os.Getenv(envAddress)
+		}
 	}
-	if address := os.Getenv(envAddress); address != "" {
-		return address
+	var of contextInfo
+	if name != "" || p.address == "" {
+		file, err := readContexts()
+		if err != nil {
+			return p, err
+		}
+		if name == "" {
+			name = file.Current
+		}
+		if name != "" {
+			found := file.find(name)
+			if found == nil {
+				return p, &codedError{exitNotFound, fmt.Errorf("no context %q; %s", name, file.known())}
+			}
+			of = *found
+		}
 	}
-	return addressDefault
+	p.address = cmp.Or(p.address, strings.Join(of.Addresses, ","), addressDefault)
+	p.credentialFile = cmp.Or(p.credentialFile, of.CredentialFile)
+	p.tlsCA = cmp.Or(p.tlsCA, of.TLSCA)
+	if p.tlsCert == "" && p.tlsKey == "" {
+		p.tlsCert, p.tlsKey = of.TLSCert, of.TLSKey
+	}
+	return p, nil
+}
+
+// options are those of the client that connects there.
+func (p place) options() ([]client.Option, error) {
+	var options []client.Option
+	if p.credentialFile != "" {
+		if err := checkPrivate("credential file", p.credentialFile); err != nil {
+			return nil, err
+		}
+		options = append(options, client.WithCredentialsFile(p.credentialFile))
+	}
+	switch {
+	case (p.tlsCert == "") != (p.tlsKey == ""):
+		return nil, usagef("--tls-cert and --tls-key belong together: give both")
+	case p.tlsCert != "" && p.tlsCA == "":
+		return nil, usagef("--tls-cert needs --tls-ca: a file, or %s", tlsSystem)
+	case p.tlsCA == tlsSystem:
+		options = append(options, client.WithTLSFiles("", p.tlsCert, p.tlsKey))
+	case p.tlsCA != "":
+		options = append(options, client.WithTLSFiles(p.tlsCA, p.tlsCert, p.tlsKey))
+	}
+	return options, nil
 }
 
 // dial connects to the broker, or says which one cannot be reached and what to do. The caller closes the client.
 func (c *connection) dial(cmd *cobra.Command, options ...client.Option) (*client.Client, error) {
-	ctx, cancel := context.WithTimeout(cmd.Context(), c.timeout)
-	defer cancel()
-	cl, err := client.Dial(ctx, c.where(), options...)
+	p, err := c.where()
 	if err != nil {
-		if _, tried := errors.AsType[*client.Error](err); !tried {
-			return nil, usageError(err)
-		}
-		return nil, fmt.Errorf("%w; is a broker running there? jmq dev starts one", err)
+		return nil, err
 	}
-	return cl, nil
+	return p.dial(cmd, c.timeout, options...)
+}
+
+func (p place) dial(cmd *cobra.Command, within time.Duration, options ...client.Option) (*client.Client, error) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), within)
+	defer cancel()
+	own, err := p.options()
+	if err != nil {
+		return nil, err
+	}
+	cl, err := client.Dial(ctx, p.address, slices.Concat(own, options)...)
+	switch _, tried := errors.AsType[*client.Error](err); {
+	case err == nil:
+		return cl, nil
+	case !tried:
+		return nil, usageError(err)
+	case errors.Is(err, client.ErrUnauthenticated):
+		return nil, fmt.Errorf("%w; say who you are: jmq login, or --credential-file", err)
+	}
+	return nil, fmt.Errorf("%w; is a broker running there? jmq dev starts one", err)
 }
 
 // closeTimeout is how long a command waits, at its end, for what its client has under way.

@@ -71,7 +71,12 @@ Start with: jmq dev`,
 		devCommand(), runCommand(),
 		produceCommand(), consumeCommand(), topicCommand(), groupCommand(), msgCommand(), storeCommand(),
 		journalCommand(), indexCommand(), migrateCommand(), benchCommand(), configCommand(), versionCommand(),
+		contextCommand(), loginCommand(), whoamiCommand(), credentialCommand(), brokerCommand(), registryCommand(), auditCommand(),
+		getCommand(), applyCommand(), deleteCommand(),
 	)
+	for _, k := range kindTable {
+		root.AddCommand(k.command())
+	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if e, ok := errors.AsType[*pflag.NotExistError](err); ok && len(e.GetSpecifiedName()) == 1 && strings.Contains("0123456789", e.GetSpecifiedName()) {
 			err = fmt.Errorf("-%s is neither a flag nor a place: those are numbers from 0 on", e.GetSpecifiedShortnames())
@@ -148,8 +153,10 @@ func exitCode(err error) int {
 		code = failed.Code
 	}
 	switch code {
-	case wire.CodeTopicNotFound, wire.CodePartitionNotFound, wire.CodeGroupNotFound:
+	case wire.CodeTopicNotFound, wire.CodePartitionNotFound, wire.CodeGroupNotFound, wire.CodeNotFound:
 		return exitNotFound
+	case wire.CodeUnauthenticated, wire.CodeForbidden:
+		return exitDenied
 	case wire.CodeTimeout:
 		return exitTimeout
 	case wire.CodeInvalid, wire.CodeTooLarge:

@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -13,6 +14,8 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/jmqio/jmq/client/admin"
+	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -20,7 +23,7 @@ func topicCommand() *cobra.Command {
 	topic := &cobra.Command{Use: "topic", Short: "Make, change, look at and delete topics"}
 	topic.AddCommand(
 		topicCreateCommand(), topicAlterCommand(), topicDescribeCommand(), topicDeleteCommand(),
-		topicPauseCommand(true), topicPauseCommand(false), topicListCommand(),
+		topicPauseCommand(true), topicPauseCommand(false), topicListCommand(), topicGrantCommand(true), topicGrantCommand(false),
 	)
 	return topic
 }
@@ -165,9 +168,31 @@ func (s *settingsFlags) settings(f *pflag.FlagSet) (*wire.TopicSettings, error) 
 	return out, nil
 }
 
+// putSettings puts what was said into the spec of a topic.
+func putSettings(spec map[string]any, s *wire.TopicSettings) {
+	if s == nil {
+		return
+	}
+	if s.RetentionMs != nil {
+		setPath(spec, "retentionAge", nil)
+		if ms := s.GetRetentionMs(); ms < 0 {
+			spec["retentionAge"] = "never"
+		} else if ms > 0 {
+			spec["retentionAge"] = strconv.FormatInt(ms, 10) + "ms"
+		}
+	}
+	if s.RetentionBytes != nil {
+		spec["retentionBytes"] = s.GetRetentionBytes()
+	}
+	if s.DiscardUnconsumed != nil {
+		spec["discardUnconsumed"] = s.GetDiscardUnconsumed()
+	}
+}
+
 func topicCreateCommand() *cobra.Command {
 	var c connection
 	var s settingsFlags
+	var fields *fieldFlags
 	var partitions int
 	var output string
 	cmd := &cobra.Command{
@@ -177,7 +202,8 @@ func topicCreateCommand() *cobra.Command {
 The number of partitions is the most consumers of one group that can work at the same time, where the group is not parallel. More can be
 added later (jmq topic alter); they cannot be taken away.`,
 		Example: `  jmq topic create orders
-  jmq topic create orders -p 16 --retention 7d --retention-bytes 50GiB`,
+  jmq topic create orders -p 16 --retention 7d --retention-bytes 50GiB
+  jmq topic create orders --broker-groups b1,b2,b3 --owner shop --limit-messages 5000`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := wire.CheckTopic(args[0]); err != nil {
@@ -190,6 +216,16 @@ added later (jmq topic alter); they cannot be taken away.`,
 			if err != nil {
 				return err
 			}
+			if fields.said(cmd.Flags()) {
+				spec := map[string]any{"partitions": partitions}
+				putSettings(spec, settings)
+				if err := fields.put(cmd.Flags(), spec, true); err != nil {
+					return err
+				}
+				return c.operate(cmd, func(ctx context.Context, a *admin.Admin) error {
+					return createTopicAtRegistry(ctx, cmd, a, output, args[0], spec)
+				})
+			}
 			return c.administer(cmd, "create topic "+args[0], func(ctx context.Context, a wire.Admin) error {
 				r, err := a.CreateTopic(ctx, &wire.CreateTopicRequest{Topic: args[0], Partitions: uint32(partitions), Settings: settings})
 				if err != nil {
@@ -200,7 +236,8 @@ added later (jmq topic alter); they cannot be taken away.`,
 		},
 	}
 	c.flags(cmd.Flags())
-	cmd.Flags().IntVarP(&partitions, "partitions", "p", 8, "number of partitions")
+	fields = newFieldFlags(cmd.Flags(), topicFields, true)
+	cmd.Flags().IntVarP(&partitions, "partitions", "p", 8, "number of partitions, on each of its broker groups")
 	s.flags(cmd.Flags())
 	outputFlag(cmd, &output)
 	return cmd
@@ -209,6 +246,7 @@ added later (jmq topic alter); they cannot be taken away.`,
 func topicAlterCommand() *cobra.Command {
 	var c connection
 	var s settingsFlags
+	var fields *fieldFlags
 	var partitions uint32
 	var reason, output string
 	cmd := &cobra.Command{
@@ -225,17 +263,38 @@ A shorter retention takes effect within seconds, and what it deletes does not co
 			if err != nil {
 				return err
 			}
+			if fields.said(cmd.Flags()) {
+				return c.operate(cmd, func(ctx context.Context, a *admin.Admin) error {
+					key, err := keyOf(meta.KindTopic, "", args[0])
+					if err != nil {
+						return err
+					}
+					change := changing{reason: reason, output: output}
+					done, err := change.edit(ctx, cmd, a, key, func(spec map[string]any) error {
+						if cmd.Flags().Changed("partitions") {
+							spec["partitions"] = partitions
+						}
+						putSettings(spec, settings)
+						return fields.put(cmd.Flags(), spec, false)
+					})
+					if err != nil {
+						return err
+					}
+					return change.print(cmd, meta.KindTopic, done)
+				})
+			}
 			r := &wire.AlterTopicRequest{Topic: args[0], Settings: settings, Reason: reason}
 			if cmd.Flags().Changed("partitions") {
 				r.Partitions = &partitions
 			}
 			if r.Partitions == nil && r.Settings == nil {
-				return usagef("say what to change: --partitions, --retention, --retention-bytes, --discard-unconsumed; usage: %s", cmd.UseLine())
+				return usagef("say what to change: --partitions, --retention, --retention-bytes, --discard-unconsumed, --broker-groups, --owner, --limit-messages, ...; usage: %s", cmd.UseLine())
 			}
 			return alterTopic(cmd, &c, r, output)
 		},
 	}
 	c.flags(cmd.Flags())
+	fields = newFieldFlags(cmd.Flags(), topicFields, false)
 	cmd.Flags().Uint32VarP(&partitions, "partitions", "p", 0, "number of partitions, more than there are")
 	s.flags(cmd.Flags())
 	auditFlag(cmd, &reason)

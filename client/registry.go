@@ -87,3 +87,14 @@ func (c *Cluster) NewGeneration(ctx context.Context, r *wire.NewGenerationReques
 func (c *Cluster) WhoAmI(ctx context.Context, r *wire.WhoAmIRequest) (*wire.WhoAmIResponse, error) {
 	return called(new(wire.WhoAmIResponse), func(out *wire.WhoAmIResponse) error { return c.one(ctx, wire.CommandWhoAmI, r, out) })
 }
+
+// Call asks a node that answers the command, and again while nodes are away or ask for patience, until ctx ends: for what may be carried
+// out any number of times. op says in errors, which are *Errors, what it was. For packages that are built on this one.
+func (c *Cluster) Call(ctx context.Context, op string, command wire.Command, request, response proto.Message) error {
+	return c.call(ctx, op, "", repeatAlways, command, request, response)
+}
+
+// CallOnce is Call for what may be carried out once only: it is not repeated when it may have been; ErrUnknown then.
+func (c *Cluster) CallOnce(ctx context.Context, op string, command wire.Command, request, response proto.Message) error {
+	return c.call(ctx, op, "", repeatUnsent, command, request, response)
+}
