@@ -36,8 +36,9 @@ func TestSpread(t *testing.T) {
 	for i := range followers {
 		all = append(all, c.follower(fmt.Sprint("b", i), func(o *FollowerOptions) {
 			o.OnSnapshot = func(s *meta.Snapshot) {
-				k, topic := s.Get(consumerKey("orders", "pay")), s.Topic(meta.NamespaceDefault, "orders")
-				arrived <- arrival{uint32(k.Spec.(*meta.Consumer).Concurrency), len(topic.BrokerGroups)}
+				if k, topic := s.Get(consumerKey("orders", "pay")), s.Topic(meta.NamespaceDefault, "orders"); k != nil { // else its node is not so far yet
+					arrived <- arrival{uint32(k.Spec.(*meta.Consumer).Concurrency), len(topic.BrokerGroups)}
+				}
 			}
 		}))
 	}
@@ -67,7 +68,7 @@ func TestSpread(t *testing.T) {
 				r.Generation, r.MetadataVersion = m.Generation, m.MetadataVersion
 				for _, v := range m.Views {
 					r.Topics[0].Version = v.Version
-					arrived <- arrival{v.Consumer.GetConcurrency(), len(v.Route.BrokerGroups)}
+					arrived <- arrival{v.Consumer.GetConcurrency(), len(v.Route.GetBrokerGroups())}
 				}
 			}
 		})
