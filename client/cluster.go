@@ -312,7 +312,8 @@ func (c *Cluster) follow(try func(p *pool) error) error {
 		}
 		for _, addr := range e.Nodes {
 			// It certainly was not carried out by the one before.
-			if err = try(c.node(addr)); err == nil || codeOf(err) != wire.CodeDisconnected {
+			err = try(c.node(addr))
+			if code := codeOf(err); code != wire.CodeDisconnected && code != wire.CodeRoleElsewhere { // it may have given up the role since
 				break
 			}
 		}

@@ -349,3 +349,27 @@ func (a topicsAtRegistry) DeleteTopic(ctx context.Context, r *wire.DeleteTopicRe
 func (a topicsAtRegistry) ListTopics(ctx context.Context, r *wire.ListTopicsRequest) (*wire.ListTopicsResponse, error) {
 	return a.node.ListTopics(ctx, r)
 }
+
+// topicsElsewhere is the administration of a broker that follows a registry: it names who makes topics.
+type topicsElsewhere struct {
+	wire.Admin
+	follower *registry.Follower
+}
+
+func (a topicsElsewhere) refuse() error {
+	e := wire.Errorf(wire.CodeRoleElsewhere, "topics are made, altered and deleted at a node with the role %s", RoleRegistry)
+	e.Nodes = a.follower.Registry()
+	return e
+}
+
+func (a topicsElsewhere) CreateTopic(context.Context, *wire.CreateTopicRequest) (*wire.CreateTopicResponse, error) {
+	return nil, a.refuse()
+}
+
+func (a topicsElsewhere) AlterTopic(context.Context, *wire.AlterTopicRequest) (*wire.AlterTopicResponse, error) {
+	return nil, a.refuse()
+}
+
+func (a topicsElsewhere) DeleteTopic(context.Context, *wire.DeleteTopicRequest) (*wire.DeleteTopicResponse, error) {
+	return nil, a.refuse()
+}

@@ -195,9 +195,12 @@ func (s *Server) Run(ctx context.Context) (err error) {
 			err = errors.Join(err, md.close())
 		}()
 		services.Registry = md.registry()
-		if md.node != nil && b != nil {
+		switch {
+		case md.node == nil:
+			services.Admin = topicsElsewhere{b.broker, md.follower}
+		case b != nil:
 			services.Admin = topicsAtRegistry{Admin: b.broker, node: md.node}
-		} else if md.node != nil {
+		default:
 			services.Admin = md.node
 		}
 		s.setState(stateMetadata)

@@ -166,7 +166,7 @@ func (n *Node) inForce(s *meta.Snapshot, groups []string) bool {
 	for _, g := range groups {
 		on[g] = true
 	}
-	for o := range s.All(meta.KindBroker) {
+	for o := range n.store.View().All(meta.KindBroker) { // as they are now: one may have registered anew since s
 		b := o.Spec.(*meta.Broker)
 		if b.Away || !on[b.BrokerGroup] {
 			continue

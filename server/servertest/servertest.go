@@ -75,6 +75,7 @@ func (s *Server) start() error {
 		stop()
 		return fmt.Errorf("servertest: not ready within %v", within)
 	}
+	s.config.Node.Wire.Listen, s.config.Node.Admin.Listen = running.WireAddress(), running.AdminAddress()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.running, s.stop, s.ended = running, stop, ended
@@ -108,12 +109,20 @@ func (s *Server) end() error {
 // Restart stops the server and starts it again on the same folder and the same ports.
 func (s *Server) Restart() {
 	s.t.Helper()
-	s.config.Node.Wire.Listen, s.config.Node.Admin.Listen = s.Address(), s.AdminAddress()
 	s.Stop()
+	s.StartAgain()
+}
+
+// StartAgain starts a server that was stopped on the same folder and the same ports.
+func (s *Server) StartAgain() {
+	s.t.Helper()
 	if err := s.start(); err != nil {
 		s.t.Fatal(err)
 	}
 }
+
+// Change alters the configuration that the next start has.
+func (s *Server) Change(o Option) { o(&s.config) }
 
 // Address is where clients connect.
 func (s *Server) Address() string { return s.get().WireAddress() }
@@ -123,6 +132,12 @@ func (s *Server) AdminAddress() string { return s.get().AdminAddress() }
 
 // Folder is the data folder.
 func (s *Server) Folder() string { return s.config.Broker.Data }
+
+// Registry is the metadata as the server has it, in process.
+func (s *Server) Registry() wire.Registry { return s.get().Registry() }
+
+// Reload has the server look at its certificates.
+func (s *Server) Reload() error { return s.get().Reload() }
 
 // Admin is the broker's administration, in process.
 func (s *Server) Admin() wire.Admin { return s.get().Admin() }
