@@ -37,7 +37,8 @@ func Initial(g Generation) *Snapshot {
 
 // Plan says what a change makes of s, and does nothing: the next snapshot, of version s.Version+1, the objects that it changes, and what the audit
 // keeps of it (without ids). All stores use it. Writes that change nothing are left out; if all do, changed is empty and next is s. Warnings
-// are for people; the change is made in spite of them. Errors are *wire.CodeError: CodeConflict, CodeNotFound, CodeExists, CodeInUse, CodeInvalid.
+// are for people; the change is made in spite of them. Errors are *wire.CodeError: CodeConflict, CodeNotFound, CodeExists, CodeInUse, CodeInvalid, and
+// those of MayWrite.
 func (s *Snapshot) Plan(c Change, now time.Time) (next *Snapshot, changed []*Object, audit []AuditEntry, warnings []string, err error) {
 	p := plan{s: s, v: s.Version + 1, writes: map[Key]*Object{}}
 	if err := p.run(c); err != nil {
@@ -126,6 +127,15 @@ func (p *plan) run(c Change) error {
 			return wire.Errorf(wire.CodeInvalid, "%s is written twice: a change writes an object once", w.Key)
 		}
 		before := p.s.Get(w.Key)
+		if c.As != nil {
+			var was Spec
+			if before != nil {
+				was = before.Spec
+			}
+			if err := p.s.MayWrite(*c.As, w.Key, was, w.Spec); err != nil {
+				return err
+			}
+		}
 		if err := w.expected(before); err != nil {
 			return err
 		}

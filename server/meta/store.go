@@ -37,6 +37,7 @@ type Actor struct {
 // Change is one change of one or more objects.
 type Change struct {
 	By     Actor
+	As     *Subject // must have the right to each write (MayWrite), in the snapshot that the change is made of; nil: nobody is asked
 	Reason string
 	Writes []Write // at most 1,000; no key twice
 	DryRun bool    // only says what would be: the snapshot returned has the change, and nobody else ever sees it

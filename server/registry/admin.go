@@ -153,11 +153,12 @@ func named(k meta.Key, err error) error {
 	return err
 }
 
-// applyOnce makes the change on what is there now: rights are asked of what each write finds, and the store sees to it that it finds that.
+// applyOnce makes the change on what is there now. Rights are asked of what is known here, and by the store again of what is there in
+// the end (Change.As): this node may not have seen yet what another one took from who asks.
 func (n *Node) applyOnce(ctx context.Context, r *wire.ApplyObjectsRequest, asked []meta.Write) (*wire.ApplyObjectsResponse, error) {
 	s := n.store.View()
 	who, _ := subjectOf(ctx)
-	c := meta.Change{By: meta.ActorOf(who), Reason: r.Reason, DryRun: r.DryRun, Writes: slices.Clone(asked)}
+	c := meta.Change{By: meta.ActorOf(who), As: &who, Reason: r.Reason, DryRun: r.DryRun, Writes: slices.Clone(asked)}
 	befores := make([]*meta.Object, len(asked))
 	for i := range c.Writes {
 		w := &c.Writes[i]
@@ -278,7 +279,7 @@ func (n *Node) createCredential(ctx context.Context, r *wire.CreateCredentialReq
 		return nil, err
 	}
 	c.Salt, c.Iterations, c.StoredKey, c.ServerKey = v.Salt, v.Iterations, v.StoredKey, v.ServerKey
-	_, err = n.store.Update(ctx, meta.Change{By: meta.ActorOf(who), Reason: r.Reason, Writes: []meta.Write{{Key: key, Spec: c, Expect: meta.Expect{Create: true}}}})
+	_, err = n.store.Update(ctx, meta.Change{By: meta.ActorOf(who), As: &who, Reason: r.Reason, Writes: []meta.Write{{Key: key, Spec: c, Expect: meta.Expect{Create: true}}}})
 	if err != nil {
 		return nil, err
 	}

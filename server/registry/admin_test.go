@@ -365,3 +365,43 @@ func TestNodes(t *testing.T) {
 		all["c"].Close()
 	})
 }
+
+// behind is a store that does not know the newest yet, as one whose database was written by another node a moment ago.
+type behind struct {
+	meta.Store
+	view *meta.Snapshot
+}
+
+func (b behind) View() *meta.Snapshot { return b.view }
+
+// TestRightsOfWhatIsThere shows that a node that is behind grants nothing that was taken meanwhile: not what its rights would let somebody change
+// (a subscription that was deleted is not made again), nor what they let him say of a newer revision (a limit that was set is not lifted).
+func TestRightsOfWhatIsThere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, n := office(t)
+		defer c.close()
+		mine := producerKey("payments", "shop") // of joe's app, to a topic that is not his
+		c.write(map[meta.Key]meta.Spec{mine: &meta.Producer{}})
+		n.store = behind{n.store, c.stores[0].View()}
+
+		c.write(map[meta.Key]meta.Spec{mine: &meta.Producer{Limit: meta.Limit{MessagesPerSecond: 1}}})
+		limited := c.stores[0].View()
+		_, err := apply(n, user("joe"), one(&wire.ObjectWrite{Object: object(mine, `{"description":"no limit"}`), Expect: uint64(limited.Get(mine).Revision)}))
+		wantCode(t, err, wire.CodeForbidden)
+
+		c.write(map[meta.Key]meta.Spec{mine: nil})
+		_, err = apply(n, user("joe"), one(&wire.ObjectWrite{Object: object(mine, `{"description":"again"}`), Create: true}))
+		wantCode(t, err, wire.CodeForbidden)
+
+		c.write(map[meta.Key]meta.Spec{{Kind: meta.KindUser, Name: "admin"}: &meta.User{Role: meta.RoleAdmin, Disabled: true}})
+		_, err = apply(n, user("admin"), one(&wire.ObjectWrite{Object: object(mine, `{}`), Create: true}))
+		wantCode(t, err, wire.CodeUnauthenticated)
+		_, err = n.CreateCredential(user("admin"), &wire.CreateCredentialRequest{OwnerKind: "app", Owner: "shop"})
+		wantCode(t, err, wire.CodeUnauthenticated)
+		_, err = n.AlterTopic(user("admin"), &wire.AlterTopicRequest{Topic: "orders", Settings: &wire.TopicSettings{PauseProduce: proto.Bool(true)}})
+		wantCode(t, err, wire.CodeUnauthenticated)
+		if now := c.stores[0].View(); now.Get(mine) != nil {
+			t.Errorf("%v is there again", mine)
+		}
+	})
+}
