@@ -2365,9 +2365,10 @@ type Object struct {
 	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"` // empty: of kinds that belong to none
 	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	Revision      uint64                 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"` // version of the metadata that changed it last
-	Created       uint64                 `protobuf:"varint,5,opt,name=created,proto3" json:"created,omitempty"`   // version that created it: its incarnation
-	Spec          []byte                 `protobuf:"bytes,6,opt,name=spec,proto3" json:"spec,omitempty"`          // JSON; empty: deleted
+	Revision      uint64                 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`           // version of the metadata that changed it last
+	Created       uint64                 `protobuf:"varint,5,opt,name=created,proto3" json:"created,omitempty"`             // version that created it: its incarnation
+	Spec          []byte                 `protobuf:"bytes,6,opt,name=spec,proto3" json:"spec,omitempty"`                    // JSON; empty: deleted
+	BornNs        int64                  `protobuf:"varint,7,opt,name=born_ns,json=bornNs,proto3" json:"born_ns,omitempty"` // when it was created; 0: with the database
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2442,6 +2443,13 @@ func (x *Object) GetSpec() []byte {
 		return x.Spec
 	}
 	return nil
+}
+
+func (x *Object) GetBornNs() int64 {
+	if x != nil {
+		return x.BornNs
+	}
+	return 0
 }
 
 // WatchObjects gives the metadata itself to brokers and proxies: what changed after a version, in order of revision, at
@@ -6562,14 +6570,15 @@ const file_jmq_proto_rawDesc = "" +
 	"\f_concurrencyB\t\n" +
 	"\a_pausedB\a\n" +
 	"\x05_nearB\x0e\n" +
-	"\f_data_center\"\x98\x01\n" +
+	"\f_data_center\"\xb1\x01\n" +
 	"\x06Object\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x1a\n" +
 	"\brevision\x18\x04 \x01(\x04R\brevision\x12\x18\n" +
 	"\acreated\x18\x05 \x01(\x04R\acreated\x12\x12\n" +
-	"\x04spec\x18\x06 \x01(\fR\x04spec\"~\n" +
+	"\x04spec\x18\x06 \x01(\fR\x04spec\x12\x17\n" +
+	"\aborn_ns\x18\a \x01(\x03R\x06bornNs\"~\n" +
 	"\x13WatchObjectsRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +

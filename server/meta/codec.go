@@ -120,7 +120,7 @@ func Redact(s Spec) Spec {
 
 // ToWire returns an object as it goes over the wire, whole: redact it first where it does not go to a node.
 func ToWire(o *Object) (*wire.Object, error) {
-	w := &wire.Object{Kind: string(o.Kind), Namespace: o.Namespace, Name: o.Name, Revision: uint64(o.Revision), Created: uint64(o.Created)}
+	w := &wire.Object{Kind: string(o.Kind), Namespace: o.Namespace, Name: o.Name, Revision: uint64(o.Revision), Created: uint64(o.Created), BornNs: o.Born}
 	if o.Spec == nil {
 		return w, nil
 	}
@@ -135,7 +135,7 @@ func ToWire(o *Object) (*wire.Object, error) {
 func FromWire(w *wire.Object) (*Object, error) {
 	o := &Object{
 		Key:      Key{Kind: Kind(w.GetKind()), Namespace: w.GetNamespace(), Name: w.GetName()},
-		Revision: Version(w.GetRevision()), Created: Version(w.GetCreated()),
+		Revision: Version(w.GetRevision()), Created: Version(w.GetCreated()), Born: w.GetBornNs(),
 	}
 	if err := o.Key.Check(); err != nil {
 		return nil, err

@@ -56,6 +56,7 @@ type Object struct {
 	Key
 	Revision Version // that changed it last
 	Created  Version // that created it: with the key, its incarnation
+	Born     int64   // when that was, unix nanoseconds; 0: with the database
 	Spec     Spec    // nil: it was deleted
 }
 

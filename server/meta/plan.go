@@ -40,7 +40,7 @@ func Initial(g Generation) *Snapshot {
 // are for people; the change is made in spite of them. Errors are *wire.CodeError: CodeConflict, CodeNotFound, CodeExists, CodeInUse, CodeInvalid, and
 // those of MayWrite.
 func (s *Snapshot) Plan(c Change, now time.Time) (next *Snapshot, changed []*Object, audit []AuditEntry, warnings []string, err error) {
-	p := plan{s: s, v: s.Version + 1, writes: map[Key]*Object{}}
+	p := plan{s: s, v: s.Version + 1, now: now, writes: map[Key]*Object{}}
 	if err := p.run(c); err != nil {
 		return nil, nil, nil, nil, err
 	}
@@ -81,7 +81,7 @@ func (s *Snapshot) PlanGeneration(g Generation, by Actor, reason string, now tim
 	v := s.Version + GenerationStep
 	o := &Object{Key: key, Revision: v, Created: 1, Spec: &Namespace{}}
 	if before := s.Get(key); before != nil {
-		o.Created = before.Created
+		o.Created, o.Born = before.Created, before.Born
 		spec := *before.Spec.(*Namespace)
 		o.Spec = &spec
 	}
@@ -104,6 +104,7 @@ func (s *Snapshot) namespaceMax() (high uint32) {
 type plan struct {
 	s       *Snapshot
 	v       Version
+	now     time.Time
 	writes  map[Key]*Object // nil: it changes nothing
 	changed []*Object
 	topics  map[string]int // on each broker group; made when first needed
@@ -175,9 +176,9 @@ func (w *Write) expected(before *Object) error {
 
 // object is what a write makes of before, or nil if it changes nothing.
 func (p *plan) object(w Write, before *Object) (*Object, error) {
-	o := &Object{Key: w.Key, Revision: p.v, Created: p.v}
+	o := &Object{Key: w.Key, Revision: p.v, Created: p.v, Born: p.now.UnixNano()}
 	if before != nil {
-		o.Created = before.Created
+		o.Created, o.Born = before.Created, before.Born
 	}
 	if w.Spec == nil {
 		if w.Key == (Key{Kind: KindNamespace, Name: NamespaceDefault}) {
@@ -307,7 +308,7 @@ func (p *plan) number(namespaces []*Object) {
 			old = &Object{Key: key, Created: p.v, Spec: &Namespace{}}
 		}
 		spec := *old.Spec.(*Namespace)
-		home = &Object{Key: key, Revision: p.v, Created: old.Created, Spec: &spec}
+		home = &Object{Key: key, Revision: p.v, Created: old.Created, Born: old.Born, Spec: &spec}
 		p.changed = append(p.changed, home)
 	}
 	last := home.Spec.(*Namespace)

@@ -83,7 +83,7 @@ func shown(o *meta.Object) (*wire.Object, error) {
 	if o == nil {
 		return nil, nil
 	}
-	return meta.ToWire(&meta.Object{Key: o.Key, Revision: o.Revision, Created: o.Created, Spec: meta.Redact(o.Spec)})
+	return meta.ToWire(&meta.Object{Key: o.Key, Revision: o.Revision, Created: o.Created, Born: o.Born, Spec: meta.Redact(o.Spec)})
 }
 
 // ApplyObjects implements wire.Registry.

@@ -219,5 +219,6 @@ func topicOf(o *meta.Object) *wire.Topic {
 	t := o.Spec.(*meta.Topic)
 	return &wire.Topic{
 		Name: o.Name, Id: uint64(o.Created), Incarnation: uint32(o.Created), Partitions: uint32(t.Partitions), Settings: settingsOf(t),
+		CreatedNs: o.Born,
 	}
 }

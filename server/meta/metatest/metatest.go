@@ -310,8 +310,11 @@ func testCreated(t *testing.T, p Place) {
 	if b.Created <= a.Created {
 		t.Fatalf("made again it was created by version %d, the first time by %d", b.Created, a.Created)
 	}
-	if o := open(t, p).View().Get(k); o.Created != b.Created {
-		t.Fatalf("another store has it created by version %d, not %d", o.Created, b.Created)
+	if b.Born <= 0 || b.Born < a.Born {
+		t.Fatalf("made again it was born at %d, the first time at %d", b.Born, a.Born)
+	}
+	if o := open(t, p).View().Get(k); o.Created != b.Created || o.Born != b.Born {
+		t.Fatalf("another store has it created by version %d at %d, not %d at %d", o.Created, o.Born, b.Created, b.Born)
 	}
 }
 

@@ -302,7 +302,7 @@ func (c *copier) compare(ctx context.Context, source bun.Tx) error {
 		}
 		err := eachObject(ctx, tx, func(rows []objectRow) error {
 			for _, r := range rows {
-				of(r.Kind).add("%q %q %q %d %d %d %q", r.Kind, r.Namespace, r.Name, r.Revision, r.Created, r.Deleted, r.Spec)
+				of(r.Kind).add("%q %q %q %d %d %d %d %q", r.Kind, r.Namespace, r.Name, r.Revision, r.Created, r.Born, r.Deleted, r.Spec)
 			}
 			progress(len(rows))
 			return nil

@@ -126,7 +126,7 @@ const decodeRows = 1000
 
 // readObjects reads what has changed after a version, or everything. Specs are decoded on all processors, while the rows come in.
 func readObjects(ctx context.Context, tx bun.Tx, after meta.Version) ([]*meta.Object, error) {
-	rows, err := tx.QueryContext(ctx, "SELECT kind, namespace, name, revision, created, deleted, spec FROM jmq_object WHERE revision > ?", after)
+	rows, err := tx.QueryContext(ctx, "SELECT kind, namespace, name, revision, created, born, deleted, spec FROM jmq_object WHERE revision > ?", after)
 	if err != nil {
 		return nil, fmt.Errorf("read objects: %w", err)
 	}
@@ -165,7 +165,7 @@ func readObjects(ctx context.Context, tx bun.Tx, after meta.Version) ([]*meta.Ob
 		n++
 		b := batches[len(batches)-1]
 		var row objectRow
-		if err := rows.Scan(&row.Kind, &row.Namespace, &row.Name, &row.Revision, &row.Created, &row.Deleted, &row.Spec); err != nil {
+		if err := rows.Scan(&row.Kind, &row.Namespace, &row.Name, &row.Revision, &row.Created, &row.Born, &row.Deleted, &row.Spec); err != nil {
 			return nil, fmt.Errorf("read objects: %w", err)
 		}
 		b.rows = append(b.rows, row)

@@ -47,6 +47,7 @@ type objectRow struct {
 	Name          string `bun:",pk"`
 	Revision      meta.Version
 	Created       meta.Version
+	Born          int64
 	Deleted       int64 // 0: it is there
 	Spec          string
 }
@@ -77,7 +78,7 @@ type beatRow struct {
 }
 
 func newObjectRow(o *meta.Object, now time.Time) (objectRow, error) {
-	row := objectRow{Kind: string(o.Kind), Namespace: o.Namespace, Name: o.Name, Revision: o.Revision, Created: o.Created}
+	row := objectRow{Kind: string(o.Kind), Namespace: o.Namespace, Name: o.Name, Revision: o.Revision, Created: o.Created, Born: o.Born}
 	if o.Spec == nil {
 		row.Deleted = now.UnixNano()
 		return row, nil
@@ -88,7 +89,7 @@ func newObjectRow(o *meta.Object, now time.Time) (objectRow, error) {
 }
 
 func (row *objectRow) object() (*meta.Object, error) {
-	o := &meta.Object{Key: meta.Key{Kind: meta.Kind(row.Kind), Namespace: row.Namespace, Name: row.Name}, Revision: row.Revision, Created: row.Created}
+	o := &meta.Object{Key: meta.Key{Kind: meta.Kind(row.Kind), Namespace: row.Namespace, Name: row.Name}, Revision: row.Revision, Created: row.Created, Born: row.Born}
 	if row.Deleted != 0 {
 		return o, nil
 	}

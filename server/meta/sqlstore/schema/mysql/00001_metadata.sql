@@ -20,6 +20,7 @@ CREATE TABLE IF NOT EXISTS jmq_object (
 	name      VARBINARY(1024) NOT NULL,
 	revision  BIGINT          NOT NULL,
 	created   BIGINT          NOT NULL,
+	born      BIGINT          NOT NULL,
 	deleted   BIGINT          NOT NULL,
 	spec      MEDIUMTEXT      NOT NULL,
 	PRIMARY KEY (kind, namespace, name),

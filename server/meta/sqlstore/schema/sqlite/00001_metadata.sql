@@ -18,6 +18,7 @@ CREATE TABLE jmq_object (
 	name      TEXT    NOT NULL,
 	revision  INTEGER NOT NULL,
 	created   INTEGER NOT NULL,
+	born      INTEGER NOT NULL,
 	deleted   INTEGER NOT NULL,
 	spec      TEXT    NOT NULL,
 	PRIMARY KEY (kind, namespace, name)
