@@ -157,8 +157,8 @@ type Object struct {
 	Spec meta.Spec
 }
 
-// Apply changes the metadata at a registry node, in one change, whatever is there, or fails the test.
-func Apply(t testing.TB, at *Server, objects ...Object) {
+// Apply changes the metadata at a registry node, in one change, whatever is there, or fails the test. It returns the version that has it.
+func Apply(t testing.TB, at *Server, objects ...Object) uint64 {
 	t.Helper()
 	r := &wire.ApplyObjectsRequest{Reason: "test"}
 	for _, o := range objects {
@@ -174,9 +174,37 @@ func Apply(t testing.TB, at *Server, objects ...Object) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
-	if _, err := at.get().Registry().ApplyObjects(ctx, r); err != nil {
+	response, err := at.get().Registry().ApplyObjects(ctx, r)
+	if err != nil {
 		t.Fatalf("servertest: apply: %v", err)
 	}
+	return response.Version
+}
+
+// Apply is Apply at the first registry node, and waits until it is in force at all brokers.
+func (c *Cluster) Apply(objects ...Object) {
+	c.t.Helper()
+	version := Apply(c.t, c.Registries[0], objects...)
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	for _, b := range c.Brokers {
+		// Answered as soon as the broker has something newer than the version before.
+		r := &wire.WatchObjectsRequest{Generation: c.generation(ctx), Version: version - 1, WaitMs: 30_000}
+		answered := make(chan error, 1)
+		b.Registry().WatchObjects(ctx, r, func(_ *wire.WatchObjectsResponse, err error) { answered <- err })
+		if err := <-answered; err != nil {
+			c.t.Fatalf("servertest: version %d is not in force at %s: %v", version, b.config.Node.Name, err)
+		}
+	}
+}
+
+func (c *Cluster) generation(ctx context.Context) uint64 {
+	c.t.Helper()
+	r, err := c.Registries[0].Registry().ListObjects(ctx, &wire.ListObjectsRequest{Limit: 1})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return r.Generation
 }
 
 // CreateCredential makes one at the first registry node.

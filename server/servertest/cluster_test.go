@@ -69,22 +69,23 @@ func TestSplit(t *testing.T) {
 	all.StartAgain()
 
 	f.goesOn("after the split, the same clients", 50)
-	for taken := len(taken); ; {
+	f.cancel()
+	f.senders.Wait()
+	for {
 		ds, err := half.Fetch(ctx, 100, client.Wait(0))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, d := range ds {
-			taken++
 			if d.Attempt > 1 {
 				t.Errorf("%s is given again: its ack was before the split", d.Location())
 			}
 		}
-		if err := half.Ack(ctx, ds...); err != nil {
-			t.Fatal(err)
-		}
 		if len(ds) == 0 {
 			break
+		}
+		if err := half.Ack(ctx, ds...); err != nil {
+			t.Fatal(err)
 		}
 	}
 	n := f.settle()
