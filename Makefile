@@ -6,7 +6,8 @@
 #   make check    what must be green before a commit: build, format, vet, staticcheck, generated code, tests with -race
 #   make bench    disk, limit and broker, interleaved, as one table
 #   make bench-full   a large backlog, many topics, recycled segments, a restart: ROWS=backlog,topics
-#   make demo     send an order log while the broker is killed: make demo ORDERS=FILE; RETAIN=1: with a limit for its folder
+#   make demo     send an order log while the broker is killed: make demo ORDERS=FILE; RETAIN=1: with a limit for its folder;
+#                 CLUSTER=1: through a cluster whose database, registry nodes and brokers are killed (scripts/cluster runs one)
 #   make fuzz     every fuzz target for FUZZ inputs
 #   make build | generate | fmt | deps
 
@@ -14,6 +15,7 @@ GO        ?= go
 FUZZ      ?= 500000x
 ORDERS    ?=
 RETAIN    ?=
+CLUSTER   ?=
 ROWS      ?=
 VERSION   := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 LDFLAGS   := -s -w -X main.version=$(VERSION)
@@ -52,6 +54,7 @@ test: deps check
 	$(MAKE) build .bin/demo
 	.bin/demo -jmq ./jmq -small
 	.bin/demo -jmq ./jmq -small -retain
+	.bin/demo -jmq ./jmq -small -with-cluster
 	$(GO) run ./scripts/bench -smoke
 	$(GO) run ./scripts/bench -full -smoke
 
@@ -62,7 +65,7 @@ bench-full: build
 	$(GO) run ./scripts/bench -full -rows '$(ROWS)'
 
 demo: build .bin/demo
-	@exec .bin/demo -jmq ./jmq -orders '$(ORDERS)' $(if $(RETAIN),-retain)
+	@exec .bin/demo -jmq ./jmq -orders '$(ORDERS)' $(if $(RETAIN),-retain) $(if $(CLUSTER),-with-cluster)
 
 fuzz:
 	scripts/fuzz.sh $(FUZZ)

@@ -11,6 +11,11 @@
 // With -retain the broker has small segments and a limit for its folder that is a fraction of what is sent: the same must
 // hold, and the folder, which is measured all the time, may never be larger than the limit.
 //
+// With -with-cluster the orders go through a cluster of its own: three broker groups, three registry nodes on MariaDB, with
+// authentication and rights. On the way the database is killed, then every registry node, one after the other; with none of them
+// left a broker is killed and started again; the registry is brought back, and a limit is set by jmq apply -f, which must be in force
+// within 2 s. Messages must go on through all of it, and the same must hold at the end.
+//
 //	go run ./scripts/demo -run ./jmq
 //
 // is what make run does: it starts jmq dev, sends and consumes a sample of orders, and leaves the broker running.
@@ -27,6 +32,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/jmqio/jmq/scripts/localcluster"
 )
 
 type options struct {
@@ -39,12 +46,16 @@ type options struct {
 	seed      uint64
 	kills     int
 	retain    *retain // nil: everything is kept
+	small     bool
+	cluster   bool // through a cluster
 }
 
 func main() {
 	o := options{shape: fullLog}
 	var run string
-	var small, limited bool
+	var small, limited, withCluster bool
+	var cluster string
+	var size localcluster.Options
 	flag.StringVar(&o.binary, "jmq", "./jmq", "the jmq binary")
 	flag.StringVar(&o.orders, "orders", "", "order log; empty: a generated one of the same size and shape")
 	flag.BoolVar(&small, "small", false, "generate a small log, and use a temporary folder")
@@ -53,6 +64,10 @@ func main() {
 	flag.IntVar(&o.kills, "kills", 3, "how often the broker is killed")
 	flag.BoolVar(&limited, "retain", false, "with small segments and a limit for the folder, which is measured all the time")
 	flag.StringVar(&run, "run", "", "start this jmq binary as jmq dev, send and consume a sample, and stay up")
+	flag.BoolVar(&withCluster, "with-cluster", false, "through a cluster of 3 registry nodes and 3 broker groups, whose database and registry nodes are killed too")
+	flag.StringVar(&cluster, "cluster", "", "up, down or status: what scripts/cluster does with the cluster in -dir")
+	flag.IntVar(&size.Registries, "registries", 3, "registry nodes of a new cluster")
+	flag.IntVar(&size.Brokers, "brokers", 3, "broker groups of a new cluster")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // the second Ctrl-C ends the process at once
@@ -60,12 +75,18 @@ func main() {
 	switch {
 	case flag.NArg() > 0:
 		err = fmt.Errorf("unexpected argument %q", flag.Arg(0))
+	case cluster != "":
+		size.Dir, size.Binary = o.dir, o.binary
+		err = runCluster(ctx, cluster, size)
 	case run != "":
 		err = runSample(ctx, run)
+	case withCluster && limited:
+		err = errors.New("-with-cluster and -retain are two demonstrations: take one at a time")
 	default:
 		if small {
-			o.shape, o.temporary = smallLog, o.dir == ""
+			o.shape, o.temporary, o.small = smallLog, o.dir == "", true
 		}
+		o.cluster = withCluster
 		if limited {
 			o.retain = newRetain(small)
 		}

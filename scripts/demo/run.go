@@ -42,7 +42,8 @@ type run struct {
 	orders  []order
 	sent    map[int]order // by number
 	want    sums
-	broker  *broker
+	broker  *broker  // alone, or
+	cluster *cluster // one of the two
 	history *check.Writer
 	ledgers []*ledger
 
@@ -68,23 +69,72 @@ func newRun(o options, orders []order) (*run, error) {
 		r.ledgers = append(r.ledgers, newLedger(g.name, r.sent))
 	}
 	var err error
-	if r.broker, err = newBroker(o.binary, o.dir); err != nil {
+	if r.history, err = check.Create(r.historyFile()); err != nil {
 		return nil, err
 	}
-	if o.retain != nil {
+	if o.cluster {
+		r.cluster, err = newCluster(o)
+	} else if r.broker, err = newBroker(o.binary, o.dir); err == nil && o.retain != nil {
 		r.broker.flags = o.retain.flags()
 	}
-	if r.history, err = check.Create(r.historyFile()); err != nil {
-		r.broker.close()
-		return nil, err
+	return r, err
+}
+
+// start begins what messages go through, with a topic on it.
+func (r *run) start(ctx context.Context) error {
+	if r.cluster != nil {
+		return r.cluster.start(ctx)
 	}
-	return r, nil
+	if err := r.broker.start(ctx); err != nil {
+		return err
+	}
+	c, err := r.dial(ctx, "shop")
+	if err != nil {
+		return err
+	}
+	defer closeClient(c)
+	return c.CreateTopic(ctx, topic, topicPartitions)
+}
+
+// dial connects as an app.
+func (r *run) dial(ctx context.Context, app string, options ...client.Option) (*client.Client, error) {
+	if r.cluster != nil {
+		return r.cluster.dial(ctx, app, options...)
+	}
+	return client.Dial(ctx, r.broker.wire, append(options, client.WithApp(app))...)
+}
+
+// disturb kills what can be killed on the way.
+func (r *run) disturb(ctx context.Context) error {
+	if r.cluster != nil {
+		return r.cluster.disturb(ctx, r)
+	}
+	return r.killer(ctx)
+}
+
+func (r *run) stop() error {
+	if r.cluster != nil {
+		return r.cluster.stop()
+	}
+	return r.broker.stop()
+}
+
+// partition counts the partitions of all broker groups through.
+func (r *run) partition(brokerGroup string, partition uint16) uint16 {
+	if r.cluster != nil {
+		partition += topicPartitions * r.cluster.number(brokerGroup)
+	}
+	return partition
 }
 
 func (r *run) historyFile() string { return filepath.Join(r.o.dir, "history.jsonl") }
 
 func (r *run) close() {
-	r.broker.close()
+	if r.cluster != nil {
+		r.cluster.close()
+	} else {
+		r.broker.close()
+	}
 	_ = r.history.Close() // judge has seen its error
 }
 
@@ -95,17 +145,19 @@ func (r *run) play(ctx context.Context) error {
 	defer func() { r.took = time.Since(r.begun) }()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	if err := r.broker.start(ctx); err != nil {
+	if err := r.start(ctx); err != nil {
 		return err
 	}
-	sender, err := client.Dial(ctx, r.broker.wire, client.WithApp("shop"))
+	sender, err := r.dial(ctx, "shop")
 	if err != nil {
 		return err
 	}
 	defer closeClient(sender)
-	if err := sender.CreateTopic(ctx, topic, topicPartitions); err != nil {
+	operator, err := r.dial(ctx, "operator")
+	if err != nil {
 		return err
 	}
+	defer closeClient(operator)
 
 	consuming, stopConsuming := context.WithCancel(ctx)
 	defer stopConsuming()
@@ -136,7 +188,7 @@ func (r *run) play(ctx context.Context) error {
 	killed := make(chan struct{})
 	others.Go(func() {
 		defer close(killed)
-		if err := r.killer(ctx); err != nil {
+		if err := r.disturb(ctx); err != nil {
 			cancel(err)
 		}
 	})
@@ -144,7 +196,7 @@ func (r *run) play(ctx context.Context) error {
 		cancel(err)
 	}
 	<-killed
-	drained := r.drain(ctx, sender)
+	drained := r.drain(ctx, operator)
 	stopConsuming()
 	members.Wait()
 	stopShowing()
@@ -155,7 +207,7 @@ func (r *run) play(ctx context.Context) error {
 	if drained != nil {
 		fmt.Fprintln(os.Stderr, "demo:", drained)
 	}
-	return r.broker.stop()
+	return r.stop()
 }
 
 func closeClient(c *client.Client) {
@@ -186,8 +238,12 @@ func (r *run) produce(ctx context.Context, c *client.Client) error {
 			}
 		})
 	}
+	begun := time.Now()
 feed:
-	for _, o := range r.orders {
+	for i, o := range r.orders {
+		if r.cluster != nil && !r.cluster.pace(ctx, begun, i, len(r.orders)) {
+			break
+		}
 		customer, _ := strconv.Atoi(o.Customer) // five digits
 		select {
 		case lanes[customer%producers] <- o:
@@ -221,7 +277,7 @@ func (r *run) send(ctx context.Context, p *client.Producer, proc string, seq uin
 		e.ID, e.Return, e.Unknown = receipt.MessageID, now(), receipt.Unknown
 		switch {
 		case err == nil:
-			e.Result, e.Partition, e.Index = check.OK, receipt.Partition, receipt.Index
+			e.Result, e.Partition, e.Index = check.OK, r.partition(receipt.BrokerGroup, receipt.Partition), receipt.Index
 		case errors.Is(err, client.ErrUnknown):
 			e.Result = check.Unknown
 		default:
@@ -267,7 +323,7 @@ type member struct {
 func (r *run) newMember(ctx context.Context, l *ledger, n int) (*member, error) {
 	m := &member{r: r, ledger: l, proc: l.group + "-" + strconv.Itoa(n)}
 	var err error
-	if m.client, err = client.Dial(ctx, r.broker.wire, client.WithApp(l.group), client.WithConns(1)); err != nil {
+	if m.client, err = r.dial(ctx, l.group, client.WithConns(1)); err != nil {
 		return nil, err
 	}
 	if m.consumer, err = m.client.Consumer(topic, client.Start(client.FromBeginning)); err == nil {
@@ -313,7 +369,7 @@ func (m *member) handle(ctx context.Context, got []*client.Delivery) error {
 			return fmt.Errorf("message %s has no sequence: %w", d.ID, err)
 		}
 		events = append(events, check.Event{
-			Proc: m.proc, Op: check.OpRecv, Topic: topic, Partition: *d.Partition, Group: m.ledger.group, Key: d.OrderKey, ID: d.ID, Seq: seq,
+			Proc: m.proc, Op: check.OpRecv, Topic: topic, Partition: m.r.partition(d.BrokerGroup, *d.Partition), Group: m.ledger.group, Key: d.OrderKey, ID: d.ID, Seq: seq,
 			Index: d.Index, Epoch: d.Epoch, Call: now(), Hash: hash(d.Body), Lease: d.Lease, Member: d.Member, Deadline: d.Deadline.UnixNano(),
 		})
 	}
@@ -325,13 +381,13 @@ func (m *member) handle(ctx context.Context, got []*client.Delivery) error {
 		if err := json.Unmarshal(d.Body, &o); err != nil {
 			return fmt.Errorf("message %s is no order: %w", d.ID, err)
 		}
-		if m.ledger.received(location{*d.Partition, d.Index}, o) {
+		if m.ledger.received(m.r.location(d), o) {
 			m.r.received.Add(1)
 		}
 	}
 	first, last := got[0], got[len(got)-1]
 	e := check.Event{
-		Proc: m.proc, Op: check.OpAck, Topic: topic, Partition: *first.Partition, Group: m.ledger.group, Index: first.Index, To: last.Index + 1,
+		Proc: m.proc, Op: check.OpAck, Topic: topic, Partition: m.r.partition(first.BrokerGroup, *first.Partition), Group: m.ledger.group, Index: first.Index, To: last.Index + 1,
 		Lease: first.Lease, Member: first.Member, Call: now(),
 	}
 	// An ack under way is not cut by the end of the run: its answer would be missing in the history.
@@ -343,7 +399,7 @@ func (m *member) handle(ctx context.Context, got []*client.Delivery) error {
 	case err == nil:
 		e.Result = check.OK
 		for _, d := range got {
-			m.ledger.acked(location{*d.Partition, d.Index})
+			m.ledger.acked(m.r.location(d))
 		}
 	case errors.Is(err, client.ErrLeaseExpired), errors.Is(err, client.ErrLeaseForeign):
 		e.Result, e.Reason = check.Failed, err.Error()
@@ -352,6 +408,24 @@ func (m *member) handle(ctx context.Context, got []*client.Delivery) error {
 		e.Result, e.Reason = check.Unknown, err.Error()
 	}
 	return m.r.history.Write(e)
+}
+
+func (r *run) location(d *client.Delivery) location {
+	return location{r.partition(d.BrokerGroup, *d.Partition), d.Index}
+}
+
+// await returns when share of all orders is acknowledged; false: ctx ended.
+func (r *run) await(ctx context.Context, share float64) bool {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for r.acknowledged.Load() < int64(share*float64(len(r.orders))) {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
 }
 
 // killer kills the broker with SIGKILL at moments spread over the run, and starts it again at once.
@@ -427,6 +501,14 @@ func (r *run) lag(ctx context.Context, c *client.Client) (uint64, error) {
 	return sum, err
 }
 
+// data are the folders of the brokers.
+func (r *run) data() []string {
+	if r.cluster != nil {
+		return r.cluster.data()
+	}
+	return []string{r.broker.data()}
+}
+
 // judge prints a line a group to out, the rest to stderr, and returns an error if anything is not as it must be.
 func (r *run) judge(out io.Writer) error {
 	r.mu.Lock()
@@ -458,10 +540,15 @@ func (r *run) judge(out io.Writer) error {
 	if !report.OK() {
 		wrong = append(wrong, "the history violates a promise, see above")
 	}
+	if r.cluster != nil {
+		wrong = append(wrong, r.cluster.judge(out)...)
+	}
 	fmt.Fprintf(os.Stderr, "killed %d times; %.1f s; seed %d\n", r.restarts.Load(), r.took.Seconds(), r.o.seed)
 	if !r.o.temporary || len(wrong) > 0 {
 		fmt.Fprintf(os.Stderr, "checked: every send, reception and ack in %s\n", r.historyFile())
-		fmt.Fprintf(os.Stderr, "kept: %s; see it with: %s journal verify %s\n", r.broker.data(), r.o.binary, r.broker.data())
+		for _, data := range r.data() {
+			fmt.Fprintf(os.Stderr, "kept: %s; see it with: %s journal verify %s\n", data, r.o.binary, data)
+		}
 	}
 	for _, w := range wrong {
 		fmt.Fprintln(os.Stderr, "WRONG:", w)

@@ -1,0 +1,449 @@
+// Package localcluster runs a whole cluster on this machine's loopback: registry nodes over one MariaDB, and brokers, each of a
+// broker group of its own, with authentication. Everything is in one folder:
+//
+//	cluster.json            ports and names, chosen once and kept
+//	admin.credential        of the user admin, mode 0600
+//	node.credential         by which the nodes know each other
+//	contexts.yaml           for the commands: JMQ_CONTEXTS=FOLDER/contexts.yaml
+//	db/                     MariaDB: data, log, pid
+//	r1/ r2/ .. b1/ b2/ ..   a node each: jmq.yaml, data, log, pid
+//
+// Processes go on when the program that started them ends; their pids say which are ours.
+package localcluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/jmqio/jmq/scripts/testenv"
+)
+
+const (
+	database    = "jmq_cluster"
+	readyWithin = 30 * time.Second
+	stopWithin  = 20 * time.Second
+)
+
+// Options of a cluster. What a folder has already stays as it is.
+type Options struct {
+	Dir        string
+	Binary     string // jmq
+	Registries int    // nodes; 0: 3
+	Brokers    int    // each of a broker group of its own; 0: 3
+	// Segment is the size of the brokers' journal segments; 0: 64 MiB.
+	Segment int64
+	// Attached: the database ends with this process, and can be killed and started by Database.
+	Attached bool
+}
+
+// Cluster is for use by one goroutine.
+type Cluster struct {
+	Nodes []*Node // registries, then brokers
+
+	o        Options
+	state    state
+	Database *testenv.Server // nil: it ran already
+}
+
+// state is the file cluster.json.
+type state struct {
+	DatabasePort int         `json:"databasePort"`
+	Nodes        []nodeState `json:"nodes"`
+}
+
+type nodeState struct {
+	Name  string `json:"name"`
+	Role  string `json:"role"`
+	Wire  string `json:"wire"`
+	Admin string `json:"admin"`
+}
+
+// Node is a process of the cluster, or would be.
+type Node struct {
+	nodeState
+	dir, binary string
+	ended       chan struct{} // closed when a process that we started has ended; nil: it is not ours to wait for
+}
+
+// Open reads what the folder has, or begins it.
+func Open(o Options) (*Cluster, error) {
+	if o.Registries == 0 {
+		o.Registries = 3
+	}
+	if o.Brokers == 0 {
+		o.Brokers = 3
+	}
+	if o.Segment == 0 {
+		o.Segment = 64 << 20
+	}
+	var err error
+	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
+		return nil, err
+	}
+	if o.Binary, err = filepath.Abs(o.Binary); err != nil {
+		return nil, err
+	}
+	c := &Cluster{o: o}
+	b, err := os.ReadFile(c.path("cluster.json"))
+	switch {
+	case err == nil:
+		if err := json.Unmarshal(b, &c.state); err != nil {
+			return nil, fmt.Errorf("%s: %w", c.path("cluster.json"), err)
+		}
+	case errors.Is(err, fs.ErrNotExist):
+		if err := c.begin(); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, err
+	}
+	for _, n := range c.state.Nodes {
+		c.Nodes = append(c.Nodes, &Node{nodeState: n, dir: c.path(n.Name), binary: o.Binary})
+	}
+	return c, nil
+}
+
+func (c *Cluster) path(name string) string { return filepath.Join(c.o.Dir, name) }
+
+// begin chooses names and ports.
+func (c *Cluster) begin() error {
+	ports, err := freePorts(1 + 2*(c.o.Registries+c.o.Brokers))
+	if err != nil {
+		return err
+	}
+	next := func() string { p := ports[0]; ports = ports[1:]; return "127.0.0.1:" + strconv.Itoa(p) }
+	c.state.DatabasePort, ports = ports[0], ports[1:]
+	for i := range c.o.Registries {
+		c.state.Nodes = append(c.state.Nodes, nodeState{"r" + strconv.Itoa(i+1), "registry", next(), next()})
+	}
+	for i := range c.o.Brokers {
+		c.state.Nodes = append(c.state.Nodes, nodeState{"b" + strconv.Itoa(i+1), "broker", next(), next()})
+	}
+	if err := os.MkdirAll(c.o.Dir, 0o700); err != nil {
+		return err
+	}
+	b, err := json.MarshalIndent(c.state, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(c.path("cluster.json"), append(b, '\n'), 0o600)
+}
+
+// freePorts finds ports that nobody listens on, below those that the kernel gives to connections.
+func freePorts(n int) ([]int, error) {
+	var ports []int
+	for p := 20000 + int(time.Now().UnixNano()/1000%8000); len(ports) < n; p++ {
+		if p >= 32000 {
+			return nil, errors.New("no free ports")
+		}
+		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(p)))
+		if err != nil {
+			continue
+		}
+		l.Close()
+		ports = append(ports, p)
+	}
+	return ports, nil
+}
+
+// Addresses are the wire addresses of the nodes of a role; "": of all.
+func (c *Cluster) Addresses(role string) []string {
+	var all []string
+	for _, n := range c.Nodes {
+		if role == "" || n.Role == role {
+			all = append(all, n.Wire)
+		}
+	}
+	return all
+}
+
+// Of returns the nodes of a role.
+func (c *Cluster) Of(role string) []*Node {
+	var nodes []*Node
+	for _, n := range c.Nodes {
+		if n.Role == role {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
+}
+
+// AdminFile and ContextsFile are what a person uses it by.
+func (c *Cluster) AdminFile() string    { return c.path("admin.credential") }
+func (c *Cluster) ContextsFile() string { return c.path("contexts.yaml") }
+
+// Up starts what does not run, and returns when all of it serves.
+func (c *Cluster) Up(ctx context.Context) error {
+	if err := c.startDatabase(ctx); err != nil {
+		return err
+	}
+	if err := c.configure(ctx); err != nil {
+		return err
+	}
+	for _, role := range []string{"registry", "broker"} {
+		for _, n := range c.Of(role) {
+			if err := n.begin(); err != nil {
+				return err
+			}
+		}
+		for _, n := range c.Of(role) {
+			if err := n.await(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return c.Jmq(ctx, "context", "add", "cluster", "--replace", "--use", "--address", strings.Join(c.Addresses(""), ","), "--credential-file", c.AdminFile())
+}
+
+func (c *Cluster) startDatabase(ctx context.Context) (err error) {
+	if c.databasePID() != 0 {
+		return nil
+	}
+	c.Database, err = testenv.StartMariaDB(ctx, testenv.Options{Dir: c.path("db"), Port: c.state.DatabasePort, Detached: !c.o.Attached})
+	if err != nil {
+		return fmt.Errorf("the registry nodes share a database: %w", err)
+	}
+	if err := c.Database.CreateDatabase(ctx, database); err != nil {
+		return err
+	}
+	// Its password goes into a file of its own: into no configuration, and no list of processes.
+	d, err := mysql.ParseDSN(c.Database.DSN(database))
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(c.path("db.password"), []byte(d.Passwd+"\n"), 0o600); err != nil {
+		return err
+	}
+	d.Passwd = "file:" + c.path("db.password")
+	return os.WriteFile(c.path("db.dsn"), []byte(d.FormatDSN()), 0o600)
+}
+
+// configure writes the nodes' files, and has the first credentials made.
+func (c *Cluster) configure(ctx context.Context) error {
+	dsn, err := os.ReadFile(c.path("db.dsn"))
+	if err != nil {
+		return err
+	}
+	credential := c.path("node.credential")
+	for _, n := range c.Nodes {
+		node := map[string]any{
+			"name": n.Name, "wire": map[string]any{"listen": n.Wire}, "admin": map[string]any{"listen": n.Admin}, "auth": map[string]any{"required": true},
+		}
+		broker := map[string]any{"data": filepath.Join(n.dir, "data")}
+		file := map[string]any{"node": node, "broker": broker}
+		if n.Role == "registry" {
+			file["registry"] = map[string]any{"dsn": string(dsn)}
+		} else {
+			node["registry"] = map[string]any{"addresses": c.Addresses("registry"), "credentialFile": credential}
+			broker["brokerGroup"] = n.Name
+			broker["journal"] = map[string]any{"segmentBytesMax": c.o.Segment}
+		}
+		b, err := yaml.Marshal(file)
+		if err != nil {
+			return err
+		}
+		if err := os.MkdirAll(n.dir, 0o700); err != nil {
+			return err
+		}
+		if err := os.WriteFile(n.config(), b, 0o600); err != nil {
+			return err
+		}
+	}
+	return c.Jmq(ctx, "registry", "init", "--config", c.Of("registry")[0].config(), "--dir", c.o.Dir)
+}
+
+// Jmq runs a command of a person who uses the cluster; an error has what it said.
+func (c *Cluster) Jmq(ctx context.Context, args ...string) error {
+	cmd := exec.CommandContext(ctx, c.o.Binary, args...)
+	cmd.Dir, cmd.Env = c.o.Dir, append(environment(), "JMQ_CONTEXTS="+c.ContextsFile())
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("jmq %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// environment is ours without what would configure a jmq.
+func environment() []string {
+	var env []string
+	for _, e := range os.Environ() {
+		if !strings.HasPrefix(e, "JMQ_") {
+			env = append(env, e)
+		}
+	}
+	return env
+}
+
+// Down ends what runs: brokers, registries, the database.
+func (c *Cluster) Down() error {
+	var errs []error
+	for _, role := range []string{"broker", "registry"} {
+		for _, n := range c.Of(role) {
+			n.signal(syscall.SIGTERM)
+		}
+		for _, n := range c.Of(role) {
+			if !n.gone(stopWithin) {
+				n.Kill()
+				errs = append(errs, fmt.Errorf("%s did not stop when asked, and was killed", n.Name))
+			}
+		}
+	}
+	if c.Database != nil && c.o.Attached {
+		c.Database.Stop()
+		return errors.Join(errs...)
+	}
+	if pid := c.databasePID(); pid != 0 {
+		_ = syscall.Kill(pid, syscall.SIGTERM) // it may have ended
+		for deadline := time.Now().Add(stopWithin); c.databasePID() != 0; time.Sleep(20 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+				errs = append(errs, errors.New("the database did not stop when asked, and was killed"))
+				break
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (c *Cluster) databasePID() int { return pidOf(filepath.Join(c.path("db"), "pid"), c.path("db")) }
+
+// DatabaseState says whether the database runs.
+func (c *Cluster) DatabaseState() string {
+	if pid := c.databasePID(); pid != 0 {
+		return fmt.Sprintf("runs at 127.0.0.1:%d, pid %d", c.state.DatabasePort, pid)
+	}
+	return "down"
+}
+
+func (n *Node) config() string  { return filepath.Join(n.dir, "jmq.yaml") }
+func (n *Node) pidFile() string { return filepath.Join(n.dir, "pid") }
+func (n *Node) log() string     { return filepath.Join(n.dir, "log") }
+
+// DataFolder is that of a broker's messages.
+func (n *Node) DataFolder() string { return filepath.Join(n.dir, "data") }
+
+// PID is that of its process; 0: it does not run.
+func (n *Node) PID() int { return pidOf(n.pidFile(), n.config()) }
+
+// pidOf reads a pid, and believes it if the process has what in its command line: numbers are given again.
+func pidOf(file, what string) int {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return 0
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil || pid <= 1 {
+		return 0
+	}
+	line, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
+	if err != nil || !strings.Contains(string(line), what) { // that of a zombie is empty
+		return 0
+	}
+	return pid
+}
+
+// Start starts it, and returns when it serves.
+func (n *Node) Start(ctx context.Context) error {
+	if err := n.begin(); err != nil {
+		return err
+	}
+	return n.await(ctx)
+}
+
+func (n *Node) begin() error {
+	if n.PID() != 0 {
+		return nil
+	}
+	log, err := os.OpenFile(n.log(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(n.binary, "run", n.Role, "--config", n.config())
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = n.dir, environment(), log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a Ctrl-C is not for it
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start %s: %w", n.Name, err)
+	}
+	n.ended = make(chan struct{})
+	go func(ended chan struct{}) { // ends with the process, or with ours
+		defer close(ended)
+		_ = cmd.Wait() // how it ended is in its log
+	}(n.ended)
+	return os.WriteFile(n.pidFile(), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"), 0o600)
+}
+
+func (n *Node) await(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readyWithin)
+	defer cancel()
+	for {
+		if n.Health(ctx) == "serving" {
+			return nil
+		}
+		select {
+		case <-n.ended: // nil: never
+			return fmt.Errorf("%s ended at its start; see %s", n.Name, n.log())
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not serve: %w; see %s", n.Name, context.Cause(ctx), n.log())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// Health is serving, or what it says instead, or down.
+func (n *Node) Health(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.Admin+"/readyz", nil)
+	if err != nil {
+		return err.Error()
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	answer, err := client.Do(r)
+	if err != nil {
+		return "down"
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode == http.StatusOK {
+		return "serving"
+	}
+	text := make([]byte, 200)
+	k, _ := answer.Body.Read(text)
+	return strings.TrimSpace(string(text[:k]))
+}
+
+func (n *Node) signal(s syscall.Signal) {
+	if pid := n.PID(); pid != 0 {
+		_ = syscall.Kill(pid, s) // it may have ended
+	}
+}
+
+// Kill is SIGKILL, and the wait for its end.
+func (n *Node) Kill() {
+	n.signal(syscall.SIGKILL)
+	n.gone(stopWithin)
+}
+
+// gone waits until it has ended.
+func (n *Node) gone(within time.Duration) bool {
+	for deadline := time.Now().Add(within); n.PID() != 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			return false
+		}
+	}
+	return true
+}
