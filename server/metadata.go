@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -170,7 +171,9 @@ func (md *metadata) onSnapshot(snapshot *meta.Snapshot) {
 	if sockets != nil {
 		sockets.Recheck()
 	}
-	if b := snapshot.Broker(md.s.config.Node.Name); b != nil && b.Boot == md.s.boot {
+	self := md.s.self()
+	// A broker that starts again where it was is where routes say that it is, whether a registry answers now or not.
+	if b := snapshot.Broker(self.Node); b != nil && (b.Boot == self.Boot || md.store == nil && slices.Equal(b.Addresses, self.Addresses)) {
 		md.once.Do(func() { close(md.noted) })
 	}
 	if md.b == nil {
