@@ -258,6 +258,19 @@ func (b *Broker) may(ctx context.Context, op meta.Operation, topic, group string
 	return err
 }
 
+// outlived says that the registry's topic of that name is another one, made since.
+func (b *Broker) outlived(p *wire.Peer, t *store.Topic) bool {
+	if !b.o.Metadata {
+		return false
+	}
+	s := b.metadata.snapshot.Load()
+	if s == nil {
+		return true
+	}
+	o := s.Get(meta.Key{Kind: meta.KindTopic, Namespace: namespaceOf(p), Name: t.Name})
+	return o != nil && uint64(o.Created) != t.Origin.Created
+}
+
 // mayRead says whether p may see a topic.
 func (b *Broker) mayRead(p *wire.Peer, t *store.Topic) bool {
 	if !b.o.Metadata {

@@ -23,6 +23,7 @@ const (
 	bucketTime  = int64(time.Second)
 	limitedMost = 24 * time.Hour // that a client is told to wait
 	fillsMost   = 4 << 30        // tokens: no frame has more
+	debtMost    = 1 << 61        // nanoseconds
 )
 
 // fills returns how long n tokens take to flow in.
@@ -58,7 +59,7 @@ func (b *bucket) giveBack(n int64) {
 func (b *bucket) charge(now, n int64) {
 	for {
 		rate, full := b.rate.Load(), b.full.Load()
-		if rate == 0 || b.full.CompareAndSwap(full, max(full, now)+fills(n, rate)) {
+		if rate == 0 || b.full.CompareAndSwap(full, min(max(full, now), debtMost)+fills(n, rate)) {
 			return
 		}
 	}
@@ -86,7 +87,9 @@ func (b *bucket) has(now, most int64) int64 {
 	return min(most, max(1, int64(float64(rate)*float64(left)/float64(bucketTime))))
 }
 
-// set changes the rate in place. What was taken stays taken: a debt is paid by the new rate.
+// set changes the rate in place. A bucket that is empty or partly so stays as empty, in parts of itself, so that a limit that is lowered
+// silences nobody for the time in which the new rate would bring what the old one did in a second. What was taken beyond it stays a debt, in
+// tokens, which the new rate pays.
 func (b *bucket) set(now, rate int64) {
 	was := b.rate.Swap(rate)
 	if was == rate {
@@ -96,8 +99,9 @@ func (b *bucket) set(now, rate int64) {
 	switch {
 	case was == 0 || rate == 0:
 		b.full.Store(0)
-	case full > now:
-		b.full.Store(now + int64(float64(full-now)*float64(was)/float64(rate)))
+	case full-now > bucketTime:
+		debt := float64(full-now-bucketTime) * float64(was) / float64(rate)
+		b.full.Store(now + bucketTime + int64(min(debt, debtMost)))
 	}
 }
 

@@ -45,11 +45,9 @@ func TestBucketModel(t *testing.T) {
 			case "rate":
 				next := rapid.Int64Range(1, 1_000_000).Draw(r, "rate")
 				b.set(now, next)
-				if tokens < most { // what is missing stays missing, as tokens
-					tokens = float64(next) - (most - tokens)
-				} else {
-					tokens = float64(next)
-				}
+				if tokens > 0 { // as full as before, in parts
+					tokens *= float64(next) / most
+				} // else a debt stays what it is
 				rate, most = next, float64(next)
 				slack = 4 * float64(rate) / 1e9 * 1e3
 			case "take":
@@ -76,6 +74,34 @@ func TestBucketModel(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestBucketExtremes: neither a rate that changes from the highest to the lowest nor thousands of large fetches at a rate of 1 overflow, and a
+// limit that is lowered keeps nobody waiting longer than the bucket of the new one takes to fill.
+func TestBucketExtremes(t *testing.T) {
+	var b bucket
+	now := int64(time.Hour)
+	b.set(now, 1<<40)
+	for range 1 << 10 {
+		if wait := b.take(now, 1<<30); wait != 0 {
+			t.Fatalf("a bucket of 2^40 tokens has %v to wait", wait)
+		}
+	}
+	b.set(now, 1)
+	if wait := b.take(now, 1); wait < time.Second-time.Microsecond || wait > time.Second {
+		t.Errorf("an empty bucket that was lowered to 1 a second: %v to wait, want a second", wait)
+	}
+	for range 1 << 14 {
+		b.charge(now, wire.FetchBytesMax)
+	}
+	if wait := b.take(now, 1); wait < limitedMost {
+		t.Errorf("after 2^14 large fetches at 1 byte a second: %v to wait", wait)
+	}
+	b.set(now, 1<<40)
+	b.set(now, 1)
+	if wait := b.take(now, 1); wait < limitedMost {
+		t.Errorf("the debt is forgotten: %v to wait", wait)
+	}
 }
 
 // limits of 10 messages and a lot of bytes a second, for each kind that has limits.
@@ -356,4 +382,56 @@ type forgetful struct{ store.Store }
 func (f forgetful) QueueBatch(_ store.Partition, _ []byte, done func(index.Index, int64, error)) error {
 	done(0, 0, nil)
 	return nil
+}
+
+// TestPeek: an app that looks at messages without a group is limited as if it fetched them, and neither it nor the owner of a topic is shown what
+// a topic of the same name held that was deleted.
+func TestPeek(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRuled(t, Options{})
+		defer r.close()
+		r.orders(1)
+		r.change(meta.KindConsumer, "orders/pay", &meta.Consumer{Limit: meta.Limit{MessagesPerSecond: 10}},
+			meta.KindUser, "olga", &meta.User{Role: meta.RoleUser}, meta.KindApp, "pay", &meta.App{Owners: []string{"olga"}})
+		shop, pay := r.app("shop", "s"), r.app("pay", "p")
+		olga := wire.WithPeer(context.Background(), &wire.Peer{ClientID: "o", Principal: wire.Principal{Kind: wire.PrincipalUser, Name: "olga"}})
+		for range 50 {
+			if err := r.send(shop, "orders", 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		peek := func(ctx context.Context) (uint64, error) {
+			a, err := r.broker.Peek(ctx, &wire.PeekRequest{Topic: "orders", MessagesMax: 1000})
+			if err != nil {
+				return 0, err
+			}
+			return a.To - a.From, nil
+		}
+		if n, err := peek(pay); n != 10 || err != nil {
+			t.Errorf("%d messages (%v), want 10", n, err)
+		}
+		_, err := peek(pay)
+		wantCode(t, "peek", err, wire.CodeLimited)
+		if wait := err.(*wire.CodeError).RetryAfter; wait != 100*time.Millisecond {
+			t.Errorf("%v to wait", wait)
+		}
+		wantCode(t, "fetch", func() error { r.join(pay, "orders", "pay"); return r.get(pay, "pay", 0).err }(), wire.CodeLimited)
+		time.Sleep(time.Second)
+		if n, err := peek(pay); n != 10 || err != nil {
+			t.Errorf("%d messages (%v), want 10", n, err)
+		}
+		if n, err := peek(olga); n != 50 || err != nil {
+			t.Errorf("%d messages (%v), want 50", n, err)
+		}
+		// The topic is another one, and its messages are still here.
+		r.set(meta.KindProducer, "orders/shop", nil, meta.KindConsumer, "orders/pay", nil, meta.KindConsumer, "orders/audit", nil, meta.KindTopic, "orders", nil)
+		r.set(meta.KindTopic, "orders", &meta.Topic{Partitions: 1, BrokerGroups: []string{"here"}}, meta.KindConsumer, "orders/pay", &meta.Consumer{})
+		if err := r.broker.takeOver(r.registry.View()); err != nil {
+			t.Fatal(err)
+		}
+		for _, who := range []context.Context{pay, olga} {
+			_, err := peek(who)
+			wantCode(t, "peek", err, wire.CodeBusy)
+		}
+	})
 }

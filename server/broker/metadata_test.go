@@ -433,9 +433,9 @@ func TestMadeAgainUnderLoad(t *testing.T) {
 		enough := func() bool {
 			mu.Lock()
 			defer mu.Unlock()
-			return len(committed) >= 20
+			return len(committed) >= 20 && (n+1 < lives || got.Load() > 0) // consumers may have been too slow for all lives but the last
 		}
-		for !enough() {
+		for !enough() && !t.Failed() {
 			runtime.Gosched()
 		}
 		mu.Lock()
@@ -455,9 +455,6 @@ func TestMadeAgainUnderLoad(t *testing.T) {
 	}
 	close(stop)
 	all.Wait()
-	if got.Load() == 0 {
-		t.Error("nothing was consumed")
-	}
 }
 
 // TestNamespaceMadeAgain deletes a namespace with its topic and makes both again between two looks: the topic of the old number goes,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/jmqio/jmq/server/dispatch"
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/server/store"
@@ -29,9 +30,19 @@ func (b *Broker) peek(ctx context.Context, r *wire.PeekRequest) (*wire.PeekRespo
 	if err := b.may(ctx, meta.ReadMessages, r.Topic, ""); err != nil {
 		return nil, err
 	}
-	t, err := b.topic(wire.PeerFrom(ctx).Namespace, r.Topic)
+	who := wire.PeerFrom(ctx)
+	t, err := b.topic(who.Namespace, r.Topic)
 	if err != nil {
 		return nil, err
+	}
+	// An app sees what it could fetch, no more of it in a second than that, and never what a topic of the same name held before.
+	g := everything
+	if who.Principal.Kind == wire.PrincipalApp && b.o.Metadata {
+		if g, err = b.ask(subjectOf(who), who, &t, dispatch.Queue{Topic: topicKey(&t)}, who.Principal.Name); err != nil {
+			return nil, err
+		}
+	} else if b.outlived(who, &t) {
+		return nil, beingMade(t.Name)
 	}
 	if r.Partition >= t.Partitions {
 		return nil, noPartition(&t, r.Partition)
@@ -49,11 +60,16 @@ func (b *Broker) peek(ctx context.Context, r *wire.PeekRequest) (*wire.PeekRespo
 	if from > end {
 		return nil, wire.Errorf(wire.CodeOutOfRange, "index %d is beyond the end of partition %d, %d", from, r.Partition, end)
 	}
-	messages := index.Index(min(orDefault(r.MessagesMax, 1), peekMessagesMax))
-	to := min(from+messages, end)
-	bytes := int(min(orDefault(r.BytesMax, bytesDefault), wire.FetchBytesMax))
+	messages, bytes, err := b.most(g, min(orDefault(r.MessagesMax, 1), peekMessagesMax), int(min(orDefault(r.BytesMax, bytesDefault), wire.FetchBytesMax)))
+	if err != nil {
+		return nil, err
+	}
+	to := min(from+index.Index(messages), end)
 	out, next, err := b.store.Read(p, from, to, bytes, nil)
-	response := &wire.PeekResponse{From: uint64(from), To: uint64(min(next, to)), First: uint64(first), End: uint64(end), Batches: out}
+	if to = min(next, to); to > from {
+		b.charge(g, uint64(to-from), len(out))
+	}
+	response := &wire.PeekResponse{From: uint64(from), To: uint64(to), First: uint64(first), End: uint64(end), Batches: out}
 	if gap, reason := gapOf(b.store, p, err); reason != 0 {
 		response.To, response.Gap = uint64(gap.To), uint32(reason)
 		return response, nil
