@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"strings"
 	"sync"
 	"time"
 
@@ -109,7 +110,8 @@ func (h *health) readiness(roles []Role, ask func(Role) (refusing string, failed
 //	/metrics       Prometheus
 //	/debug/pprof/  to callers on this machine only
 //
-// Callers on this machine are asked nothing. Others must show a client certificate of somebody who may see everything, unless
+// Callers on this machine are asked nothing, but that they name it by an address or a name without dots: a page of elsewhere that a browser here
+// shows could use any other name. Others must show a client certificate of somebody who may see everything, unless
 // node.auth.insecureWithoutAuthentication: without both the port is not opened beyond loopback.
 //
 // Its goroutine is started by serveAdmin and ends with stop.
@@ -177,6 +179,10 @@ func (a *admin) stop() {
 // knownCaller serves callers on this machine, and those that show who they are.
 func (s *Server) knownCaller(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if onLoopback(r) && !localName(r.Host) {
+			http.Error(w, "callers on this machine name it by its address or by localhost", http.StatusForbidden)
+			return
+		}
 		if !s.config.Node.Auth.InsecureWithoutAuthentication && !onLoopback(r) {
 			if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
 				http.Error(w, "callers from other machines show a client certificate", http.StatusUnauthorized)
@@ -207,6 +213,16 @@ func onLoopback(r *http.Request) bool {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	ip := net.ParseIP(host)
 	return err == nil && ip != nil && ip.IsLoopback()
+}
+
+// localName says whether a request names its host in a way that no page of elsewhere can bring a browser on this machine to use, by having
+// a name of its own resolve to it: by an address, or by a name without dots.
+func localName(host string) bool {
+	name, _, err := net.SplitHostPort(host)
+	if err != nil {
+		name = strings.Trim(host, "[]")
+	}
+	return net.ParseIP(name) != nil || !strings.Contains(name, ".")
 }
 
 func writeJSON(w http.ResponseWriter, code int, body any) {

@@ -216,6 +216,23 @@ func TestAdminPort(t *testing.T) {
 	if r.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("POST /healthz: %d", r.StatusCode)
 	}
+	for host, want := range map[string]int{"": 200, "localhost": 200, "[::1]:50089": 200, "127.0.0.1:1": 200, "evil.example:50089": 403, "127.0.0.1.evil.example": 403} {
+		for _, path := range []string{"/metrics", "/readyz", "/debug/pprof/heap"} {
+			request, err := http.NewRequest("GET", "http://"+s.AdminAddress()+path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			request.Host = host
+			r, err := client.Do(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Body.Close()
+			if r.StatusCode != want {
+				t.Errorf("%s of host %q: %d, want %d", path, host, r.StatusCode, want)
+			}
+		}
+	}
 	for remote, want := range map[string]int{"127.0.0.1:1": 200, "[::1]:1": 200, "10.0.0.1:1": 403, "nonsense": 403} {
 		w := &recorder{header: http.Header{}}
 		fromLoopback(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(200) }).ServeHTTP(w, &http.Request{RemoteAddr: remote})
