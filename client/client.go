@@ -44,10 +44,10 @@ type Client struct {
 	}
 }
 
-// Dial connects to a broker at one of the addresses: "jmq://host:port,host:port" or "host:port,host:port". The port is
-// 50088 where it is left out, and an empty string is the broker of `jmq dev` on this machine. Dial returns when one
-// connection is good, and with an error when ctx ends first or no address answers. From then on the client connects again
-// by itself.
+// Dial connects to a node at one of the addresses: "jmq://host:port,host:port" or "host:port,host:port". The port is
+// 50088 where it is left out, and an empty string is the broker of `jmq dev` on this machine. Any nodes will do, registry nodes or
+// brokers: where the topics are is learnt from them. Dial returns when one connection is good, and with an error when ctx ends
+// first or no address answers. From then on the client connects again by itself.
 func Dial(ctx context.Context, addresses string, opts ...Option) (*Client, error) {
 	addrs, err := parseAddresses(addresses)
 	o, optErr := newOptions(opts)

@@ -888,6 +888,7 @@ func TestTurns(t *testing.T) {
 		working.Go(func() {
 			if err := k.Run(ctx, func(_ context.Context, d *Delivery) error {
 				<-release
+				time.Sleep(10 * time.Millisecond)
 				mu.Lock()
 				defer mu.Unlock()
 				if n := len(order); n == 0 || order[n-1] != d.BrokerGroup {

@@ -52,11 +52,30 @@
 // They are repeated until their context ends; DeleteTopic, SeekGroup and RemoveGroup, which must not be done twice, only while
 // they certainly were not carried out: else their error is ErrUnknown.
 //
+// # Many broker groups
+//
+// A topic may lie on several broker groups. Its partitions are those of all of them: a message without order key goes to the next
+// one in turn, and to another broker group when one fails or cannot be reached; one with an order key to its place in the list of
+// all partitions (KeyPartition), where it waits for a broker that is away. A consumer receives from all; its concurrency is
+// shared between them by turns. A broker group that is added to a topic is used within two seconds, and a group that exists
+// begins there with the first message. What is administered is asked of all, and put together.
+//
+// Routes and settings (timeout, concurrency, batch, pauses) are told by the registry as they change, and override options while
+// they are there. Any node will do for Dial. When registry nodes die, others are asked, then brokers; when nobody answers, what is
+// known stays. A broker without a registry has one broker group, and everything is as its options say.
+//
+// # Identity
+//
+// WithCredentials, or WithCredentialsFile, proves on each connection who the client is; WithTLS and WithTLSFiles encrypt, and
+// show a certificate, which is an identity too. A client that is refused says so at once (ErrUnauthenticated), and tries again
+// seldom.
+//
 // # Connections
 //
-// All producers and consumers of a Client share a few connections (two by default), on which many requests are in flight.
-// They are made again by themselves. A Client has a goroutine or two for each connection, one for the callbacks of SendAsync
-// while there are any, and none else but those of Run.
+// All producers and consumers of a Client share a few connections (two by default for each broker group that they use), on which
+// many requests are in flight. They are made when they are first needed, made again by themselves, and ended when no route names
+// their broker group any more. A Client that does nothing has one connection. It has a goroutine or two for each connection, one
+// that watches routes and settings, one for the callbacks of SendAsync while there are any, and none else but those of Run.
 //
 // # Errors
 //

@@ -51,8 +51,8 @@ func WithApp(name string) Option {
 	}
 }
 
-// WithConns sets how many connections all producers and consumers of the client share. Default: 2. More do not make it
-// faster: requests are pipelined.
+// WithConns sets how many connections all producers and consumers of the client share, for each broker group that they use.
+// Default: 2. More do not make it faster: requests are pipelined.
 func WithConns(n int) Option {
 	return func(o *options) error {
 		o.conns = n

@@ -360,11 +360,15 @@ func (p *pool) none() error {
 	return wire.Errorf(wire.CodeDisconnected, "not connected yet")
 }
 
-// await returns a connection, waiting for one until ctx or the cluster ends.
+// await is pick, waiting for a connection until ctx or the cluster ends.
 func (p *pool) await(ctx context.Context, n uint32) (*link, error) {
+	return p.awaitLink(ctx, func() *link { return p.pick(n) })
+}
+
+func (p *pool) awaitLink(ctx context.Context, get func() *link) (*link, error) {
 	for {
 		up := p.c.watchLinks()
-		if l := p.pick(n); l != nil {
+		if l := get(); l != nil {
 			return l, nil
 		}
 		if err := p.none(); codeOf(err) == wire.CodeUnauthenticated {
@@ -391,7 +395,7 @@ const (
 // call sends a cold request and repeats it as wire.Traits and again say, until ctx ends.
 func (p *pool) call(ctx context.Context, op, topic string, again repeat, command wire.Command, request, response proto.Message) error {
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		l, err := p.await(ctx, p.turn.Add(1))
+		l, err := p.awaitLink(ctx, p.any)
 		if err != nil {
 			return newError(op, topic, -1, "", err)
 		}
@@ -429,7 +433,7 @@ func (p *pool) one(ctx context.Context, command wire.Command, request, response 
 		wait, cancel := context.WithTimeout(ctx, min(p.c.o.dialTimeout, callTimeout))
 		defer cancel()
 		var err error
-		if l, err = p.await(wait, p.turn.Add(1)); err != nil {
+		if l, err = p.awaitLink(wait, p.any); err != nil {
 			return err
 		}
 	}
