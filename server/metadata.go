@@ -46,11 +46,12 @@ type metadata struct {
 		sync.Mutex
 		end context.CancelFunc
 	}
-	noted  chan struct{} // closed when the metadata knows the broker of this start
-	once   sync.Once
-	ctx    context.Context // ends with close
-	cancel context.CancelFunc
-	done   sync.WaitGroup
+	told        chan struct{}   // closed when there is metadata
+	noted       chan struct{}   // closed when the metadata knows the broker of this start
+	first, once sync.Once       // close told and noted
+	ctx         context.Context // ends with close
+	cancel      context.CancelFunc
+	done        sync.WaitGroup
 }
 
 // followsMetadata says whether a registry rules the broker of this process.
@@ -63,7 +64,7 @@ func (s *Server) openMetadata(ctx context.Context, b *brokerRole) (*metadata, er
 	if !s.followsMetadata() {
 		return nil, nil
 	}
-	md := &metadata{s: s, b: b, again: make(chan *meta.Snapshot, 1), noted: make(chan struct{})}
+	md := &metadata{s: s, b: b, again: make(chan *meta.Snapshot, 1), told: make(chan struct{}), noted: make(chan struct{})}
 	md.ctx, md.cancel = context.WithCancel(context.Background())
 	md.retrying.end = func() {}
 	open := md.follow
@@ -89,7 +90,7 @@ func (md *metadata) serve(ctx context.Context) (err error) {
 		}
 		opening, cancel := context.WithTimeout(ctx, openWithin)
 		defer cancel()
-		if md.store, err = sqlstore.Open(opening, sqlstore.Options{Location: at, Now: s.config.Now, Logger: s.log}); err != nil {
+		if md.store, err = sqlstore.Open(opening, sqlstore.Options{Location: at, Absent: true, Now: s.config.Now, Logger: s.log}); err != nil {
 			return &StartError{What: "metadata database " + at.String(), Err: err, Next: "see that it runs and that registry.file or registry.dsn is right"}
 		}
 		md.owned = true
@@ -127,12 +128,10 @@ func (md *metadata) follow(context.Context) (err error) {
 // await waits until there is metadata, and until it has the broker of this process, so that whoever connects can make topics; but a
 // registry that cannot write now holds up no messages. false: ctx ended first.
 func (md *metadata) await(ctx context.Context) bool {
-	if md.follower != nil {
-		select {
-		case <-md.follower.Ready():
-		case <-ctx.Done():
-			return false
-		}
+	select {
+	case <-md.told:
+	case <-ctx.Done():
+		return false
 	}
 	if md.b == nil {
 		return true
@@ -167,6 +166,7 @@ func (md *metadata) feed() *registry.Feed {
 // onSnapshot has it in force in this process when it returns.
 func (md *metadata) onSnapshot(snapshot *meta.Snapshot) {
 	md.known.Store(snapshot)
+	md.first.Do(func() { close(md.told) })
 	sockets := md.s.sockets.Load()
 	if sockets != nil {
 		sockets.Recheck()

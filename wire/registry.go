@@ -88,12 +88,12 @@ func checkWatchObjects(r *WatchObjectsRequest) error {
 }
 
 func checkHeartbeat(r *HeartbeatRequest) error {
-	if err := CheckApp(r.Node); err != nil {
-		return Errorf(CodeInvalid, "node: %s", err.(*CodeError).Message)
+	if err := checkName("node", r.Node, true); err != nil {
+		return err
 	}
 	if r.BrokerGroup != "" {
-		if err := CheckApp(r.BrokerGroup); err != nil {
-			return Errorf(CodeInvalid, "broker group: %s", err.(*CodeError).Message)
+		if err := checkName("broker group", r.BrokerGroup, true); err != nil {
+			return err
 		}
 	}
 	if err := checkTexts(NameBytesMax, "boot", r.Boot, "data center", r.DataCenter, "version", r.Version, "state", r.State); err != nil {

@@ -45,6 +45,7 @@ type node struct {
 	silent    time.Duration
 	revision  meta.Version // of its object when we looked last
 	refused   error        // why it could not be registered
+	unwritten bool         // what was found of it could not be written, and that was told
 }
 
 // Heartbeat implements wire.Registry. It is answered from memory: a slow database does not make others fall silent.
@@ -391,11 +392,21 @@ func (n *Node) write(f finding) {
 		}
 		return
 	default:
-		log.Warn("what was found of the broker could not be written", "err", err)
+		n.mu.Lock()
+		x := n.mu.nodes[f.broker]
+		told := x == nil || x.unwritten
+		if x != nil {
+			x.unwritten = true
+		}
+		n.mu.Unlock()
+		if !told {
+			log.Warn("what was found of the broker cannot be written, trying on", "err", err)
+		}
 		return // the next beat finds it again
 	}
 	n.mu.Lock()
 	if x := n.mu.nodes[f.broker]; x != nil {
+		x.unwritten = false
 		x.own(f.after.Boot)
 	}
 	n.mu.Unlock()
