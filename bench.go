@@ -29,7 +29,7 @@ type benchOptions struct {
 	partitions             int
 	warmUp, duration       time.Duration
 	data                   string // folder for the run, removed afterwards
-	address                string // of a broker that runs already; empty: one of our own
+	place                         // of a broker that runs already; without an address: one of our own
 	pid                    int    // of the broker at address, if it is to be measured too; 0: no
 	connections            int
 	json                   bool
@@ -171,7 +171,8 @@ and removed afterwards, and its CPU and memory are measured too.`,
 	f.DurationVar(&o.duration, "time", 5*time.Second, "how long to measure")
 	f.DurationVar(&o.warmUp, "warm-up", time.Second, "how long to load before measuring")
 	f.StringVar(&o.data, "data", "", "folder on the disk to measure (default: a temporary folder)")
-	f.StringVarP(&o.address, "address", "a", "", "a running broker (produce, consume, e2e)")
+	o.place.flags(f)
+	f.Lookup("address").Usage = "a running broker (produce, consume, e2e)"
 	f.IntVar(&o.pid, "pid", 0, "process of the broker at --address on this machine, to measure its CPU, memory and writes too")
 	f.BoolVar(&o.json, "json", false, "print one line of JSON")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")

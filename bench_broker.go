@@ -119,7 +119,11 @@ func scrape(ctx context.Context, admin, name string) (int64, error) {
 
 // benchClient connects and makes sure of the topics.
 func benchClient(ctx context.Context, o benchOptions, address string) (*client.Client, error) {
-	c, err := client.Dial(ctx, address, client.WithApp(benchGroup), client.WithConns(o.connections))
+	options, err := o.options()
+	if err != nil {
+		return nil, err
+	}
+	c, err := client.Dial(ctx, address, append(options, client.WithApp(benchGroup), client.WithConns(o.connections))...)
 	if err != nil {
 		return nil, err
 	}

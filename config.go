@@ -176,7 +176,10 @@ func (k configKey) defaultText() string {
 func configFlags(f *pflag.FlagSet) {
 	f.String("config", "", "configuration file (default: $JMQ_CONFIG, else "+configFileDefault+" if it is there)")
 	for _, k := range configKeys() {
-		f.Var(&configFlag{key: k, text: k.defaultText()}, k.name, k.help)
+		flag := f.VarPF(&configFlag{key: k, text: k.defaultText()}, k.name, "", k.help)
+		if k.kind.Kind() == reflect.Bool {
+			flag.NoOptDefVal = "true"
+		}
 	}
 }
 

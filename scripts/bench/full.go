@@ -43,11 +43,19 @@ type fullSize struct {
 	restarts        int
 	segment         int64         // bytes of a segment where the disk's bytes are counted
 	device, pass    time.Duration // one measurement of that, and how often its broker lets go
+	metadata        metadataSize
+}
+
+// metadataSize is how much a registry node holds, and for how many.
+type metadataSize struct {
+	topics, apps, subscriptions int
+	clients                     int
+	rest                        time.Duration // after they have connected
 }
 
 var (
-	fullReal  = fullSize{20, 7, 1200 * time.Millisecond, 300 * time.Millisecond, 10_000_000, 100, []int{1000, 10_000}, 10 << 30, 3, 128 << 20, 8 * time.Second, 4 * time.Second}
-	fullSmoke = fullSize{1, 1, 150 * time.Millisecond, 50 * time.Millisecond, 20_000, 100, []int{20, 50}, 4 << 20, 1, 1 << 20, 150 * time.Millisecond, 50 * time.Millisecond}
+	fullReal  = fullSize{20, 7, 1200 * time.Millisecond, 300 * time.Millisecond, 10_000_000, 100, []int{1000, 10_000}, 10 << 30, 3, 128 << 20, 8 * time.Second, 4 * time.Second, metadataSize{5000, 2000, 20_000, 10_000, 10 * time.Second}}
+	fullSmoke = fullSize{1, 1, 150 * time.Millisecond, 50 * time.Millisecond, 20_000, 100, []int{20, 50}, 4 << 20, 1, 1 << 20, 150 * time.Millisecond, 50 * time.Millisecond, metadataSize{50, 20, 200, 20, 50 * time.Millisecond}}
 )
 
 // partitionsOfMany is how many partitions each of many topics has.
@@ -56,7 +64,7 @@ const partitionsOfMany = 4
 var fullRows = []struct {
 	name string
 	run  func(*full, context.Context) error
-}{{"backlog", (*full).backlog}, {"topics", (*full).topics}}
+}{{"backlog", (*full).backlog}, {"topics", (*full).topics}, {"identity", (*full).identity}, {"registry", (*full).registry}}
 
 // line is one figure of the table.
 type line struct {

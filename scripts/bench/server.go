@@ -22,6 +22,7 @@ import (
 type server struct {
 	binary, dir string
 	wire, admin string
+	roles       []string // empty: broker
 	flags       []string
 	cmd         *exec.Cmd
 	stderr      bytes.Buffer
@@ -52,7 +53,12 @@ func freeAddress() (string, error) {
 
 // start returns how long it took until the broker served.
 func (s *server) start(ctx context.Context) (time.Duration, error) {
-	args := append([]string{"run", "broker", "--data", s.dir, "--node.wire.listen", s.wire, "--node.admin.listen", s.admin, "--log.level", "warn"}, s.flags...)
+	roles := s.roles
+	if len(roles) == 0 {
+		roles = []string{"broker"}
+	}
+	args := append(append([]string{"run"}, roles...), "--data", s.dir, "--node.wire.listen", s.wire, "--node.admin.listen", s.admin, "--log.level", "warn")
+	args = append(args, s.flags...)
 	s.cmd = exec.Command(s.binary, args...)
 	s.cmd.Stderr = &s.stderr
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the benchmark, which then stops it
