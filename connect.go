@@ -32,6 +32,8 @@ type connection struct {
 type place struct {
 	address, credentialFile string
 	tlsCA, tlsCert, tlsKey  string
+
+	proven bool // the options of the client say who it is
 }
 
 // tlsSystem stands for the authorities that the system knows.
@@ -130,6 +132,8 @@ func (p place) dial(cmd *cobra.Command, within time.Duration, options ...client.
 		return cl, nil
 	case !tried:
 		return nil, usageError(err)
+	case errors.Is(err, client.ErrUnauthenticated) && (p.credentialFile != "" || p.proven):
+		return nil, err // its text says which credential was not taken
 	case errors.Is(err, client.ErrUnauthenticated):
 		return nil, fmt.Errorf("%w; say who you are: jmq login, or --credential-file", err)
 	}

@@ -81,7 +81,33 @@ func modeOf(p *wire.GroupPolicy) string {
 	return fmt.Sprintf("parallel %d", p.GetWindow())
 }
 
+// mergeGroups puts together what the broker groups of a topic say of a group.
+func mergeGroups(parts []*wire.GroupSummary) []*wire.GroupSummary {
+	type key struct{ topic, group string }
+	merged, groups := map[key]*wire.GroupSummary{}, []*wire.GroupSummary{}
+	for _, p := range parts {
+		g := merged[key{p.Topic, p.Group}]
+		if g == nil {
+			merged[key{p.Topic, p.Group}] = p
+			groups = append(groups, p)
+			continue
+		}
+		g.Partitions += p.Partitions
+		g.Lag += p.Lag
+		g.Leased += p.Leased
+		g.Waiting += p.Waiting
+		g.Members = max(g.Members, p.Members) // each asks everywhere
+		g.ActiveNs = max(g.ActiveNs, p.ActiveNs)
+		g.Abandoned = g.Abandoned && p.Abandoned
+		if p.LastReset.GetTimeNs() > g.LastReset.GetTimeNs() {
+			g.LastReset = p.LastReset
+		}
+	}
+	return groups
+}
+
 func listGroups(groups []*wire.GroupSummary, now time.Time) listing {
+	groups = mergeGroups(groups)
 	slices.SortFunc(groups, func(a, b *wire.GroupSummary) int {
 		return strings.Compare(a.Group+"\x00"+a.Topic, b.Group+"\x00"+b.Topic)
 	})
@@ -184,7 +210,7 @@ func groupDescribeCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return printGroup(cmd.OutOrStdout(), output, groups.GetGroups()[0], lags.GetPartitions(), time.Now())
+				return printGroup(cmd.OutOrStdout(), output, mergeGroups(groups.GetGroups())[0], lags.GetPartitions(), time.Now())
 			})
 		},
 	}
@@ -225,6 +251,7 @@ func printGroup(w io.Writer, output string, g *wire.GroupSummary, lags []*wire.G
 type lagInfo struct {
 	Group       string     `json:"group"`
 	Topic       string     `json:"topic"`
+	BrokerGroup string     `json:"brokerGroup,omitempty"`
 	Partition   uint32     `json:"partition"`
 	Lag         uint64     `json:"lag"`
 	AckOffset   uint64     `json:"ackOffset"`
@@ -244,18 +271,19 @@ type lagInfo struct {
 func listLags(topic, group string, lags []*wire.GroupPartition, now time.Time) listing {
 	slices.SortStableFunc(lags, func(a, b *wire.GroupPartition) int { return strings.Compare(a.Group, b.Group) })
 	l := listing{
-		header: []string{"group", "partition", "lag", "ack offset", "first", "end", "leased", "expired", "member", "waits since"},
+		header: []string{"group", "broker group", "partition", "lag", "ack offset", "first", "end", "leased", "expired", "member", "waits since"},
 		empty:  fmt.Sprintf("no group consumes %s yet", topic),
 	}
 	data := []lagInfo{}
 	for _, p := range lags {
 		data = append(data, lagInfo{
-			p.Group, topic, p.Partition, p.Lag, p.AckOffset, p.Consumed, p.First, p.End, p.Leased, p.Leases, p.Member, p.Expired, p.AttemptsMax,
+			p.Group, topic, p.BrokerGroup, p.Partition, p.Lag, p.AckOffset, p.Consumed, p.First, p.End, p.Leased, p.Leases, p.Member, p.Expired, p.AttemptsMax,
 			momentOf(p.OldestNs), p.Generation,
 		})
-		l.rows = append(l.rows, []any{p.Group, p.Partition, p.Lag, p.AckOffset, p.First, p.End, p.Leased, p.Expired, p.Member, ago(p.OldestNs, now)})
+		l.rows = append(l.rows, []any{p.Group, p.BrokerGroup, p.Partition, p.Lag, p.AckOffset, p.First, p.End, p.Leased, p.Expired, p.Member, ago(p.OldestNs, now)})
 	}
 	l.data = data
+	l.dropIfOne(1)
 	if group == "" {
 		l.dropLast()
 	}
@@ -423,6 +451,7 @@ func listSums(topic, group string, sums, last map[string]lagSum, took time.Durat
 		l.rows = append(l.rows, []any{g, now.Format(time.TimeOnly), s.Lag, in, out, s.Leased, s.Expired, ago(oldest, now)})
 	}
 	l.data = data
+	l.dropIfOne(1)
 	if group == "" {
 		l.dropLast()
 	}

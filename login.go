@@ -61,7 +61,7 @@ Without a context one is made, called default, for --address.`,
 			if err != nil {
 				return err
 			}
-			p.credentialFile = ""
+			p.credentialFile, p.proven = "", true
 			me, err := p.whoAmI(cmd, c.timeout, client.WithCredentials(who.ID, who.Secret))
 			if err != nil {
 				return err

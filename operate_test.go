@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	jmqserver "github.com/jmqio/jmq/server"
 	"github.com/jmqio/jmq/server/servertest"
@@ -222,4 +223,206 @@ func TestApplyBadFiles(t *testing.T) {
 	}
 	nobody.fails(exitUsage, "name the file", "", "apply")
 	nobody.fails(exitError, "no such file", "", "apply -f /no/such/file")
+}
+
+// startAuthenticated is startCluster where everybody must prove who he is, with the first credentials of jmq registry init, by which
+// the shell's context is the admin's.
+func startAuthenticated(t *testing.T) (sh shell, address, dir string) {
+	t.Setenv(envContexts, filepath.Join(t.TempDir(), "config", "contexts.yaml"))
+	dir = t.TempDir()
+	file := filepath.Join(dir, "metadata.db")
+	sh = shell{t, ""}
+	init := "registry init --registry.file " + file + " --dir " + dir
+	if out := sh.ok("", init+" -o csv"); strings.Count(out, ",new\n") != 2 {
+		t.Fatalf("init: %s", out)
+	}
+	s := servertest.Start(t, func(c *jmqserver.Config) {
+		c.Roles, c.Registry.File, c.Node.Auth.Required = jmqserver.Roles, file, true
+	})
+	return sh, s.Address(), dir
+}
+
+// The first credentials are made once, in files for their owner alone; one whose file is lost, or that is good no more, is made anew.
+func TestRegistryInit(t *testing.T) {
+	sh, address, dir := startAuthenticated(t)
+	again := func(want string) {
+		t.Helper()
+		if out := sh.ok("", "registry init --registry.file "+filepath.Join(dir, "metadata.db")+" --dir "+dir+" -o csv"); !strings.HasSuffix(out, want) {
+			t.Errorf("again: %s; want it to end with %q", out, want)
+		}
+	}
+	again("node.credential,as it was\n")
+	for _, name := range []string{"admin.credential", "node.credential"} {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v %v", name, info, err)
+		}
+	}
+	sh.ok("", "login --address "+address+" --secret-file "+filepath.Join(dir, "admin.credential"))
+	node, err := os.ReadFile(filepath.Join(dir, "node.credential"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sh.ok("", "credential revoke --yes "+strings.Fields(string(node))[1])
+	again("node.credential,new\n")
+	if err := os.Remove(filepath.Join(dir, "node.credential")); err != nil {
+		t.Fatal(err)
+	}
+	again("node.credential,new\n")
+	sh.fails(exitError, "metadata database", "", "registry init --dir "+dir+" --registry.file /no/such/folder/x.db")
+	sh.fails(exitUsage, "registry.dsn", "", "registry init --registry.dsn nonsense")
+}
+
+// Who logs in is who he says from then on; a wrong secret, or a file that others can read, is refused; a secret is shown once and never
+// logged, listed or kept by the cluster.
+func TestLogin(t *testing.T) {
+	sh, address, dir := startAuthenticated(t)
+	sh.fails(exitDenied, "say who you are: jmq login", "", "whoami --address "+address)
+	sh.fails(exitNotFound, "there is none yet: jmq context add", "", "login")
+	sh.fails(exitUsage, "no terminal to ask for the secret", "", "login --address "+address)
+	sh.fails(exitUsage, "give --id too", "secret", "login --secret-file - --address "+address)
+	sh.fails(exitError, "no such file", "", "login --secret-file /no/such/file --address "+address)
+	sh.fails(exitUsage, "not one line", "a\nb", "login --id x --secret-file - --address "+address)
+
+	adminFile := filepath.Join(dir, "admin.credential")
+	text, err := os.ReadFile(adminFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, secret := strings.Fields(string(text))[1], strings.Fields(string(text))[3]
+	for _, wrong := range []string{"wrong", secret + "x", "x' OR '1'='1"} {
+		sh.fails(exitDenied, "does not take credential", wrong, "login --secret-file - --id "+id+" --address "+address)
+	}
+	sh.fails(exitDenied, "does not take credential", secret, "login --secret-file - --id nobody --address "+address)
+	if out := sh.ok("", "context ls"); !strings.Contains(out, "there is none yet") {
+		t.Errorf("a login that failed made a context: %s", out)
+	}
+	if out := sh.ok(secret+"\n", "login --secret-file - --id "+id+" --address "+address); !strings.HasPrefix(out, "user admin, admin at "+address+"; context default, credential in ") || strings.Contains(out, secret) {
+		t.Errorf("login: %s", out)
+	}
+	var me identityInfo
+	if out := sh.ok("", "whoami -o json"); json.Unmarshal([]byte(out), &me) != nil || me.Kind != "user" || me.Name != "admin" || me.Role != "admin" || me.Credential != id {
+		t.Errorf("whoami: %s", out)
+	}
+	for _, name := range []string{os.Getenv(envContexts), filepath.Join(filepath.Dir(os.Getenv(envContexts)), "credentials", "default")} {
+		if info, err := os.Stat(name); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v %v", name, info, err)
+		}
+	}
+
+	// An app of its own, which may do what it was granted and nothing else.
+	sh.ok("", "app create shop")
+	sh.ok("", "topic create orders")
+	sh.ok("", "topic grant orders --app shop --produce")
+	appFile := filepath.Join(dir, "shop.credential")
+	out := sh.ok("", "credential create --app shop --expires 30d --out "+appFile)
+	shopText, err := os.ReadFile(appFile)
+	if err != nil || strings.Contains(out, strings.Fields(string(shopText))[3]) {
+		t.Fatalf("create: %s %v", out, err)
+	}
+	sh.fails(exitUsage, "it is there", "", "credential create --app shop --out "+appFile)
+	sh.ok("", "produce orders x --address "+address+" --credential-file "+appFile)
+	sh.fails(exitDenied, "forbidden", "", "consume orders -g shop --timeout 1s --address "+address+" --credential-file "+appFile)
+	sh.fails(exitDenied, "forbidden", "", "app create other --address "+address+" --credential-file "+appFile)
+	sh.fails(exitDenied, "forbidden", "", "audit ls --address "+address+" --credential-file "+appFile)
+	if err := os.Chmod(appFile, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	sh.fails(exitError, "open to others (mode 0644): chmod 600", "", "whoami --address "+address+" --credential-file "+appFile)
+
+	// Rotated: a second one, and the first ends. Shown once where no file is named.
+	shopID := strings.Fields(string(shopText))[1]
+	code, out, errs := sh.run("", "credential rotate "+shopID+" --keep 1h -o json")
+	var made credentialInfo
+	if code != exitOK || errs != "" || json.Unmarshal([]byte(out), &made) != nil || made.Secret == "" || made.ID == shopID {
+		t.Fatalf("rotate: %d %s %s", code, out, errs)
+	}
+	sh.fails(exitUsage, "at most 2 are allowed", "", "credential create --app shop")
+	list := sh.ok("", "credential ls --app shop -o json")
+	all := list + sh.ok("", "audit ls -o json") + sh.ok("", "get credential -o yaml") + sh.ok("", "credential ls")
+	for _, hidden := range []string{made.Secret, strings.Fields(string(shopText))[3], secret, "storedKey", "serverKey", "salt"} {
+		if strings.Contains(all, hidden) {
+			t.Errorf("%q is shown", hidden)
+		}
+	}
+	if !strings.Contains(list, shopID) || !strings.Contains(list, made.ID) || strings.Count(list, `"expires"`) != 1 {
+		t.Errorf("list: %s", list)
+	}
+	sh.fails(exitUsage, "--yes", "", "credential revoke "+made.ID)
+	if out := sh.ok("", "credential revoke --yes -o csv "+made.ID); !strings.Contains(out, ",revoked,") {
+		t.Errorf("revoke: %s", out)
+	}
+	madeFile := writeFile(t, "made.credential", "id: "+made.ID+"\nsecret: "+made.Secret+"\n")
+	for deadline := time.Now().Add(5 * time.Second); ; { // a node may know a moment later
+		code, _, errs := sh.run("", "whoami --address "+address+" --credential-file "+madeFile)
+		if code == exitDenied && strings.Contains(errs, "does not take credential") {
+			break
+		}
+		if code != exitOK || time.Now().After(deadline) {
+			t.Fatalf("a revoked credential: exit %d, %s", code, errs)
+		}
+	}
+	sh.fails(exitError, "is revoked", "", "credential rotate "+made.ID)
+	sh.fails(exitUsage, "say whose", "", "credential create")
+	sh.fails(exitUsage, "that is over", "", "credential create --app shop --expires 2020-01-01T00:00:00Z")
+}
+
+// Contexts are kept in a file for their owner alone; what is wrong with it is said.
+func TestContexts(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "jmq", "contexts.yaml")
+	t.Setenv(envContexts, file)
+	s := servertest.Start(t)
+	sh := shell{t, ""}
+	if out := sh.ok("", "context ls"); out != "there is none yet: jmq context add NAME --address HOST:PORT\n" {
+		t.Errorf("none: %q", out)
+	}
+	sh.fails(exitNotFound, "no context is in use", "", "context show")
+	sh.fails(exitUsage, "say where", "", "context add dev")
+	sh.fails(exitUsage, "context name", "", "context add --address h:1", "../x")
+	sh.fails(exitUsage, "belong together", "", "context add dev --address h:1 --tls-cert x")
+	if out := sh.ok("", "context add dev --address "+s.Address()); out != "context dev: "+s.Address()+", in use\n" {
+		t.Errorf("add: %q", out)
+	}
+	sh.ok("", "context add far --address 127.0.0.1:1,127.0.0.1:2 --tls-ca system")
+	sh.fails(exitUsage, "--replace", "", "context add far --address 127.0.0.1:1")
+	if out := sh.ok("", "context ls -o csv"); out != "name,in use,addresses,credential file,tls\ndev,*,"+s.Address()+",,no\nfar,,\"127.0.0.1:1,127.0.0.1:2\",,system\n" {
+		t.Errorf("ls: %q", out)
+	}
+	sh.ok("", "topic create orders")
+	sh.fails(exitError, "is a broker running there?", "", "topic ls --context far --connect-timeout 2s")
+	sh.fails(exitNotFound, "there are: dev, far", "", "topic ls --context nowhere")
+	sh.ok("", "context use far")
+	sh.fails(exitError, "is a broker running there?", "", "topic ls --connect-timeout 2s")
+	sh.ok("", "topic ls --address "+s.Address()) // an address is alone: nobody's credential and certificate
+	sh.ok("", "topic ls --context dev")
+	t.Setenv(envContext, "dev")
+	sh.ok("", "topic ls")
+	if out := sh.ok("", "context show far -o json"); !strings.Contains(out, `"tlsCA": "system"`) || !strings.Contains(out, `"inUse": true`) {
+		t.Errorf("show: %s", out)
+	}
+	sh.fails(exitError, "the secret was not checked", "x", "login --secret-file - --id a --address "+s.Address())
+	sh.ok("", "context rm far")
+	sh.fails(exitNotFound, "there are: dev", "", "context use far")
+
+	if err := os.Chmod(file, 0o640); err != nil {
+		t.Fatal(err)
+	}
+	sh.fails(exitError, "open to others (mode 0640): chmod 600", "", "topic ls")
+	sh.fails(exitError, "open to others", "", "context add x --address h:1")
+	if err := os.WriteFile(file, []byte("current: dev\ncontext: []\n"), 0o600); err != nil || os.Chmod(file, 0o600) != nil {
+		t.Fatal(err)
+	}
+	sh.fails(exitError, "line 2: field context not found", "", "topic ls")
+	if err := os.WriteFile(file, []byte("contexts: ["), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sh.fails(exitError, "line 1", "", "context ls")
+}
+
+// A node that keeps its topics itself has no metadata: what asks for it says so.
+func TestOperateWithoutRegistry(t *testing.T) {
+	sh := shell{t, servertest.Start(t).Address()}
+	for _, line := range []string{"app ls", "get topic", "registry status", "topic create orders --broker-groups default", "topic grant orders --app shop --produce"} {
+		sh.fails(exitError, "role-elsewhere", "", line)
+	}
+	sh.ok("", "topic create orders")
 }

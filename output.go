@@ -49,6 +49,21 @@ func (l *listing) dropLast() {
 	}
 }
 
+// dropColumn leaves a column out.
+func (l *listing) dropColumn(n int) {
+	l.header = slices.Delete(slices.Clone(l.header), n, n+1)
+	for i, r := range l.rows {
+		l.rows[i] = slices.Delete(r, n, n+1)
+	}
+}
+
+// dropIfOne leaves a column out that says the same everywhere: which broker group, where there is one.
+func (l *listing) dropIfOne(n int) {
+	if !slices.ContainsFunc(l.rows, func(r []any) bool { return r[n] != l.rows[0][n] }) {
+		l.dropColumn(n)
+	}
+}
+
 func checkOutput(output string, known []string) error {
 	if !slices.Contains(known, output) {
 		return usagef("--output %q is not known; give one of: %s", output, strings.Join(known, ", "))

@@ -393,12 +393,13 @@ type topicDescription struct {
 }
 
 type topicPartitionInfo struct {
-	Partition uint32     `json:"partition"`
-	First     uint64     `json:"first"`
-	End       uint64     `json:"end"`
-	Bytes     uint64     `json:"bytes"`
-	OldestAt  *time.Time `json:"oldestAt,omitempty"`
-	NewestAt  *time.Time `json:"newestAt,omitempty"`
+	BrokerGroup string     `json:"brokerGroup,omitempty"`
+	Partition   uint32     `json:"partition"`
+	First       uint64     `json:"first"`
+	End         uint64     `json:"end"`
+	Bytes       uint64     `json:"bytes"`
+	OldestAt    *time.Time `json:"oldestAt,omitempty"`
+	NewestAt    *time.Time `json:"newestAt,omitempty"`
 }
 
 func topicDescribeCommand() *cobra.Command {
@@ -430,18 +431,19 @@ func printTopic(w io.Writer, output string, r *wire.DescribeTopicResponse, now t
 	if d.Groups == nil {
 		d.Groups = []string{}
 	}
-	l := listing{header: []string{"partition", "first", "end", "messages", "bytes", "oldest", "newest"}}
+	l := listing{header: []string{"broker group", "partition", "first", "end", "messages", "bytes", "oldest", "newest"}}
 	for _, p := range r.GetPartitions() {
 		d.Messages += p.End - p.First
 		d.Bytes += p.Bytes
-		d.By = append(d.By, topicPartitionInfo{p.Partition, p.First, p.End, p.Bytes, momentOf(p.OldestNs), momentOf(p.NewestNs)})
+		d.By = append(d.By, topicPartitionInfo{p.BrokerGroup, p.Partition, p.First, p.End, p.Bytes, momentOf(p.OldestNs), momentOf(p.NewestNs)})
 		size := any(p.Bytes)
 		if output == "table" {
 			size = formatSize(int64(p.Bytes))
 		}
-		l.rows = append(l.rows, []any{p.Partition, p.First, p.End, p.End - p.First, size, ago(p.OldestNs, now), ago(p.NewestNs, now)})
+		l.rows = append(l.rows, []any{p.BrokerGroup, p.Partition, p.First, p.End, p.End - p.First, size, ago(p.OldestNs, now), ago(p.NewestNs, now)})
 	}
 	l.data = d
+	l.dropIfOne(0)
 	if output == "name" {
 		_, err := fmt.Fprintln(w, d.Name)
 		return err
@@ -463,7 +465,7 @@ func printTopic(w io.Writer, output string, r *wire.DescribeTopicResponse, now t
 		}
 		var b strings.Builder
 		fmt.Fprintf(&b, "topic       %s (id %d, incarnation %d), created %s\n", d.Name, d.ID, d.Incarnation, d.CreatedAt.Format(time.RFC3339))
-		fmt.Fprintf(&b, "holds       %d messages, %s in %d partitions\n", d.Messages, formatSize(int64(d.Bytes)), d.Partitions)
+		fmt.Fprintf(&b, "holds       %d messages, %s in %d partitions\n", d.Messages, formatSize(int64(d.Bytes)), len(d.By))
 		fmt.Fprintf(&b, "retention   %s, %s; what is not consumed %s\n", of(d.Settings.age(), d.Effective.age()), of(d.Settings.size(), d.Effective.size()), unconsumed)
 		fmt.Fprintf(&b, "paused      %s\n", d.Settings.paused())
 		fmt.Fprintf(&b, "groups      %s\n\n", groups)
