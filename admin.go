@@ -16,36 +16,20 @@ import (
 	"github.com/jmqio/jmq/wire"
 )
 
-// administer connects and calls f with what operators may ask of the broker, within the connection's timeout. Errors say
-// what was tried.
+// administer connects and calls f with what operators may ask of the brokers, within the connection's timeout. Errors say what was
+// tried, and whether it may have been done.
 func (c *connection) administer(cmd *cobra.Command, what string, f func(context.Context, wire.Admin) error) error {
 	return c.call(cmd, func(ctx context.Context, cl *client.Client) error {
-		return repeat(ctx, what, func() error { return f(ctx, cl.Cluster()) })
-	}, client.WithApp(appOfThisUser()))
-}
-
-// repeat calls f again while the broker asks for patience: it is starting, stopping or busy.
-func repeat(ctx context.Context, what string, f func() error) error {
-	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		err := f()
-		if err == nil {
-			return nil
-		}
-		if _, ours := errors.AsType[*codedError](err); ours {
-			return err
-		}
-		coded, ok := errors.AsType[*wire.CodeError](err)
+		err := f(ctx, cl.Operator(c.brokerGroup))
+		_, ours := errors.AsType[*codedError](err)
 		switch {
-		case ok && coded.Code == wire.CodeUnknown:
-			return fmt.Errorf("%s: the connection ended before the answer: it may have been done; look before you try again", what)
-		case errors.Is(err, context.DeadlineExceeded):
-			return &codedError{exitTimeout, fmt.Errorf("%s: no answer in time: it may have been done; look, or give it longer with --connect-timeout", what)}
+		case err == nil || ours:
+			return err
+		case errors.Is(err, client.ErrUnknown):
+			return fmt.Errorf("%s: %w: it may have been done; look before you try again", what, err)
 		}
-		patient := ok && slices.Contains([]wire.Code{wire.CodeBusy, wire.CodeStopping, wire.CodeDisconnected}, coded.Code)
-		if !patient || !sleep(ctx, max(pause, coded.RetryAfter)) {
-			return fmt.Errorf("%s: %w", what, err)
-		}
-	}
+		return fmt.Errorf("%s: %w", what, err)
+	}, client.WithApp(appOfThisUser()))
 }
 
 // sleep is false when ctx ended.

@@ -232,29 +232,3 @@ func TestDescribeRecords(t *testing.T) {
 		}
 	}
 }
-
-// A call is repeated only where it certainly was not carried out; where it may have been, that is said.
-func TestRepeat(t *testing.T) {
-	for _, c := range []struct {
-		err   error
-		calls int
-		code  int
-		says  string
-	}{
-		{wire.Errorf(wire.CodeBusy, "x"), 2, exitOK, ""}, {wire.Errorf(wire.CodeDisconnected, "x"), 2, exitOK, ""}, {wire.Errorf(wire.CodeStopping, "x"), 2, exitOK, ""},
-		{wire.Errorf(wire.CodeUnknown, "x"), 1, exitError, "delete: the connection ended before the answer: it may have been done; look before you try again"},
-		{context.DeadlineExceeded, 1, exitTimeout, "delete: no answer in time: it may have been done; look, or give it longer with --connect-timeout"},
-		{wire.Errorf(wire.CodeInvalid, "x"), 1, exitUsage, "delete: invalid: x"}, {usagef("x"), 1, exitUsage, "x"},
-	} {
-		calls := 0
-		err := repeat(t.Context(), "delete", func() error {
-			if calls++; calls == 1 {
-				return c.err
-			}
-			return nil
-		})
-		if calls != c.calls || exitCode(err) != c.code || (err != nil && !strings.HasPrefix(err.Error(), c.says)) {
-			t.Errorf("%v: %d calls, %v; want %d calls and %q", c.err, calls, err, c.calls, c.says)
-		}
-	}
-}

@@ -427,7 +427,7 @@ func TestGroups(t *testing.T) {
 		if out := sh.ok("", "group seek orders pay --yes -o json --reason because --to "+c.to); json.Unmarshal([]byte(out), &moved) != nil || len(moved) != 1 {
 			t.Fatalf("seek: %s", out)
 		}
-		want := seekInfo{Group: "pay", Topic: "orders", From: c.from, To: c.want, Again: c.again, Skipped: c.skipped, LagFrom: 10 - c.from, LagTo: 10 - c.want, End: 10, Generation: moved[0].Generation, Cut: c.cut}
+		want := seekInfo{Group: "pay", Topic: "orders", BrokerGroup: "default", From: c.from, To: c.want, Again: c.again, Skipped: c.skipped, LagFrom: 10 - c.from, LagTo: 10 - c.want, End: 10, Generation: moved[0].Generation, Cut: c.cut}
 		if moved[0] != want || offset() != c.want {
 			t.Errorf("--to %s: got %+v and stands at %d, want %+v", c.to, moved[0], offset(), want)
 		}

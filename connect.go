@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/jmqio/jmq/client"
+	"github.com/jmqio/jmq/server/meta"
 )
 
 const (
@@ -26,6 +27,8 @@ type connection struct {
 	place
 	context string
 	timeout time.Duration
+
+	brokerGroup string // of commands that are about one; see brokerGroupFlag
 }
 
 // place is where to connect to, and as whom. Each field may be empty.
@@ -51,6 +54,12 @@ func (c *connection) flags(f *pflag.FlagSet) {
 	c.place.flags(f)
 	f.StringVar(&c.context, "context", "", "context to connect by (default: $"+envContext+", else the one in use; none with --address); see jmq context")
 	f.DurationVar(&c.timeout, "connect-timeout", 5*time.Second, "how long connecting to the broker, and its answer, may take")
+}
+
+// brokerGroupFlag is for commands that are about one broker group of a topic, or about one broker.
+func (c *connection) brokerGroupFlag(cmd *cobra.Command, help string) {
+	cmd.Flags().StringVar(&c.brokerGroup, "broker-group", "", help)
+	_ = cmd.RegisterFlagCompletionFunc("broker-group", c.flagCompleter(objectNames(meta.KindBrokerGroup))) // the flag was just made
 }
 
 // where says where to connect to: what the flags say, over the context that is named, or in use where no address is given.

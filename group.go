@@ -356,7 +356,7 @@ func watchLag(cmd *cobra.Command, c *connection, topic, group, output string, ev
 	last, lastAt := map[string]lagSum{}, time.Time{}
 	for {
 		asking, cancel := context.WithTimeout(ctx, c.timeout)
-		lags, err := groupLags(asking, cl.Cluster(), topic, group)
+		lags, err := groupLags(asking, cl.Operator(""), topic, group)
 		cancel()
 		now := time.Now()
 		switch {
@@ -489,27 +489,28 @@ func parseSeek(to string, now time.Time, r *wire.SeekGroupRequest) error {
 
 // seekInfo is the stable form of a group's move in a partition.
 type seekInfo struct {
-	Group      string `json:"group"`
-	Topic      string `json:"topic"`
-	Partition  uint32 `json:"partition"`
-	From       uint64 `json:"from"`
-	To         uint64 `json:"to"`
-	Again      uint64 `json:"again"`   // messages consumed before that come again, at most
-	Skipped    uint64 `json:"skipped"` // messages not consumed that never come, at most
-	LagFrom    uint64 `json:"lagFrom"`
-	LagTo      uint64 `json:"lagTo"`
-	First      uint64 `json:"first"`
-	End        uint64 `json:"end"`
-	Generation uint32 `json:"generation"`
-	Cut        bool   `json:"cut"`
-	DryRun     bool   `json:"dryRun"`
+	Group       string `json:"group"`
+	Topic       string `json:"topic"`
+	BrokerGroup string `json:"brokerGroup,omitempty"`
+	Partition   uint32 `json:"partition"`
+	From        uint64 `json:"from"`
+	To          uint64 `json:"to"`
+	Again       uint64 `json:"again"`   // messages consumed before that come again, at most
+	Skipped     uint64 `json:"skipped"` // messages not consumed that never come, at most
+	LagFrom     uint64 `json:"lagFrom"`
+	LagTo       uint64 `json:"lagTo"`
+	First       uint64 `json:"first"`
+	End         uint64 `json:"end"`
+	Generation  uint32 `json:"generation"`
+	Cut         bool   `json:"cut"`
+	DryRun      bool   `json:"dryRun"`
 }
 
 func listSeek(topic, group string, dryRun bool, moved []*wire.SeekPartition) listing {
-	l := listing{header: []string{"partition", "from", "to", "again", "skipped", "lag before", "lag after", "first", "end", "note"}, empty: "no partition"}
+	l := listing{header: []string{"broker group", "partition", "from", "to", "again", "skipped", "lag before", "lag after", "first", "end", "note"}, empty: "no partition"}
 	data := []seekInfo{}
 	for _, p := range moved {
-		i := seekInfo{group, topic, p.Partition, p.From, p.To, 0, 0, p.LagFrom, p.LagTo, p.First, p.End, p.Generation, p.Cut, dryRun}
+		i := seekInfo{group, topic, p.BrokerGroup, p.Partition, p.From, p.To, 0, 0, p.LagFrom, p.LagTo, p.First, p.End, p.Generation, p.Cut, dryRun}
 		if p.LagTo > p.LagFrom {
 			i.Again = p.LagTo - p.LagFrom
 		} else {
@@ -523,9 +524,10 @@ func listSeek(topic, group string, dryRun bool, moved []*wire.SeekPartition) lis
 		if dryRun {
 			notes = append(notes, "dry run")
 		}
-		l.rows = append(l.rows, []any{p.Partition, p.From, p.To, i.Again, i.Skipped, p.LagFrom, p.LagTo, p.First, p.End, strings.Join(notes, ", ")})
+		l.rows = append(l.rows, []any{p.BrokerGroup, p.Partition, p.From, p.To, i.Again, i.Skipped, p.LagFrom, p.LagTo, p.First, p.End, strings.Join(notes, ", ")})
 	}
 	l.data = data
+	l.dropIfOne(0)
 	return l
 }
 
@@ -541,6 +543,7 @@ type seekOptions struct {
 
 func (o *seekOptions) flags(cmd *cobra.Command) {
 	o.connection.flags(cmd.Flags())
+	o.brokerGroupFlag(cmd, "only at this broker group of the topic")
 	cmd.Flags().UintSliceVar(&o.partitions, "partition", nil, "only these partitions, by comma")
 	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "only say what would be")
 	o.confirmation.flag(cmd)

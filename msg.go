@@ -52,6 +52,7 @@ moves.
 		RunE:              func(cmd *cobra.Command, args []string) error { return runMsgGet(cmd, &o, args) },
 	}
 	o.connection.flags(cmd.Flags())
+	o.brokerGroupFlag(cmd, "broker group whose partition it is (default: the topic's first)")
 	cmd.Flags().StringVar(&o.at, "time", "", "from the first message stored at or after it: a date with its time, or how long ago (15m, 2d)")
 	cmd.Flags().IntVarP(&o.count, "count", "n", 1, "how many messages")
 	cmd.Flags().StringVar(&o.body, "body", "auto", "how bodies are shown: "+strings.Join(bodyForms, ", "))

@@ -72,7 +72,7 @@ func TestUsageErrors(t *testing.T) {
 	for _, c := range []struct{ line, says string }{
 		{"prodce", "did you mean produce; see jmq --help"},
 		{"nothing", `unknown command "nothing" for "jmq"; see jmq --help`},
-		{"topic", "needs one of: alter, create, delete, describe, ls, pause, resume"},
+		{"topic", "needs one of: alter, create, delete, describe, grant, ls, pause, resume, revoke"},
 		{"topic drop", `does not know "drop"; it knows: alter, create`},
 		{"version extra", "usage: jmq version"},
 		{"version -o xml", "give one of: table, json, yaml, csv, name"},

@@ -99,6 +99,7 @@ largest first, and what the disk damaged.`,
 		},
 	}
 	c.flags(cmd.Flags())
+	c.brokerGroupFlag(cmd, "of the broker of this broker group (default: the first that answers)")
 	cmd.Flags().Uint32VarP(&holds, "holds", "n", 10, "how many of those that hold space to name")
 	outputFlag(cmd, &output)
 	return cmd

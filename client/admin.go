@@ -113,7 +113,7 @@ func (c *Client) CreateTopic(ctx context.Context, name string, partitions int, o
 	if len(opts) > 0 {
 		r.Settings = o.settings
 	}
-	err = c.cluster.call(ctx, opCreate, name, repeatAlways, wire.CommandCreateTopic, r, new(wire.CreateTopicResponse))
+	_, err = c.operator("").CreateTopic(ctx, r)
 	if err == nil {
 		c.forget(name)
 	}
@@ -127,8 +127,8 @@ func (c *Client) AlterTopic(ctx context.Context, name, reason string, opts ...To
 		return Topic{}, invalid(opAlter, name, err)
 	}
 	r := &wire.AlterTopicRequest{Topic: name, Partitions: o.partitions, Settings: o.settings, Reason: reason}
-	var out wire.AlterTopicResponse
-	if err := c.cluster.call(ctx, opAlter, name, repeatAlways, wire.CommandAlterTopic, r, &out); err != nil {
+	out, err := c.operator("").AlterTopic(ctx, r)
+	if err != nil {
 		return Topic{}, err
 	}
 	c.forget(name)
@@ -137,8 +137,7 @@ func (c *Client) AlterTopic(ctx context.Context, name, reason string, opts ...To
 
 // DeleteTopic deletes a topic with its messages and where its groups stand. A topic made later under its name is another one.
 func (c *Client) DeleteTopic(ctx context.Context, name, reason string) error {
-	r := &wire.DeleteTopicRequest{Topic: name, Reason: reason}
-	err := c.cluster.call(ctx, opDelete, name, repeatUnsent, wire.CommandDeleteTopic, r, new(wire.DeleteTopicResponse))
+	_, err := c.operator("").DeleteTopic(ctx, &wire.DeleteTopicRequest{Topic: name, Reason: reason})
 	if err == nil {
 		c.forget(name)
 	}
@@ -147,8 +146,8 @@ func (c *Client) DeleteTopic(ctx context.Context, name, reason string) error {
 
 // ListTopics returns all topics, by name.
 func (c *Client) ListTopics(ctx context.Context) ([]Topic, error) {
-	var r wire.ListTopicsResponse
-	if err := c.cluster.call(ctx, opList, "", repeatAlways, wire.CommandListTopics, &wire.ListTopicsRequest{}, &r); err != nil {
+	r, err := c.operator("").ListTopics(ctx, &wire.ListTopicsRequest{})
+	if err != nil {
 		return nil, err
 	}
 	return collect(r.Topics, topicOf), nil
@@ -174,8 +173,7 @@ type TopicPartition struct {
 // DescribeTopic returns a topic with what it holds, at all its broker groups. With an error it still returns what some of them
 // answered; so do GroupLag, ListGroups and SeekGroup.
 func (c *Client) DescribeTopic(ctx context.Context, name string) (TopicDescription, error) {
-	r, err := c.cluster.describeTopic(ctx, &wire.DescribeTopicRequest{Topic: name},
-		repeating[wire.DescribeTopicRequest, wire.DescribeTopicResponse](opDescribe, name, repeatAlways, wire.CommandDescribeTopic))
+	r, err := c.operator("").DescribeTopic(ctx, &wire.DescribeTopicRequest{Topic: name})
 	if r == nil {
 		return TopicDescription{}, err
 	}
@@ -207,8 +205,7 @@ type PartitionLag struct {
 
 // GroupLag returns where a group, or with group empty every group, stands on a topic.
 func (c *Client) GroupLag(ctx context.Context, topic, group string) ([]PartitionLag, error) {
-	r, err := c.cluster.groupLag(ctx, &wire.GroupLagRequest{Topic: topic, Group: group},
-		repeating[wire.GroupLagRequest, wire.GroupLagResponse](opLag, topic, repeatAlways, wire.CommandGroupLag))
+	r, err := c.operator("").GroupLag(ctx, &wire.GroupLagRequest{Topic: topic, Group: group})
 	return collect(r.Partitions, func(p *wire.GroupPartition) PartitionLag {
 		return PartitionLag{
 			Group: p.Group, BrokerGroup: p.BrokerGroup, Partition: uint16(p.Partition), First: p.First, End: p.End, AckOffset: p.AckOffset, Consumed: p.Consumed, Lag: p.Lag,
@@ -247,8 +244,7 @@ type GroupReset struct {
 
 // ListGroups returns the groups of a topic, or with topic empty of all; with group not empty only that one.
 func (c *Client) ListGroups(ctx context.Context, topic, group string) ([]GroupSummary, error) {
-	r, err := c.cluster.listGroups(ctx, &wire.ListGroupsRequest{Topic: topic, Group: group},
-		repeating[wire.ListGroupsRequest, wire.ListGroupsResponse](opGroups, topic, repeatAlways, wire.CommandListGroups))
+	r, err := c.operator("").ListGroups(ctx, &wire.ListGroupsRequest{Topic: topic, Group: group})
 	return collect(r.Groups, func(g *wire.GroupSummary) GroupSummary {
 		s := GroupSummary{
 			Topic: g.Topic, Group: g.Group, BrokerGroup: g.BrokerGroup, Policy: policyOf(g.Policy), Partitions: int(g.Partitions), Lag: g.Lag, Leased: g.Leased,
@@ -309,11 +305,7 @@ func (c *Client) SeekGroup(ctx context.Context, topic, group string, s Seek) ([]
 	for _, p := range s.Partitions {
 		r.Partitions = append(r.Partitions, uint32(p))
 	}
-	again := repeatUnsent
-	if s.DryRun {
-		again = repeatAlways
-	}
-	out, err := c.cluster.seekGroup(ctx, r, s.BrokerGroup, repeating[wire.SeekGroupRequest, wire.SeekGroupResponse](opSeek, topic, again, wire.CommandSeekGroup))
+	out, err := c.operator(s.BrokerGroup).SeekGroup(ctx, r)
 	return collect(out.Partitions, func(p *wire.SeekPartition) PartitionSeek {
 		return PartitionSeek{p.BrokerGroup, uint16(p.Partition), p.First, p.End, p.From, p.To, p.LagFrom, p.LagTo, p.Generation, p.Cut}
 	}), err
@@ -326,7 +318,7 @@ func (c *Client) AlterGroup(ctx context.Context, topic, group string, p GroupPol
 		return GroupPolicy{}, invalid(opPolicy, topic, err)
 	}
 	r := &wire.AlterGroupRequest{Topic: topic, Group: group, Policy: w, Reason: reason}
-	out, err := c.cluster.alterGroup(ctx, r, repeating[wire.AlterGroupRequest, wire.AlterGroupResponse](opPolicy, topic, repeatAlways, wire.CommandAlterGroup))
+	out, err := c.operator("").AlterGroup(ctx, r)
 	if err != nil {
 		return GroupPolicy{}, err
 	}
@@ -337,7 +329,7 @@ func (c *Client) AlterGroup(ctx context.Context, topic, group string, p GroupPol
 // ErrMembers, unless force.
 func (c *Client) RemoveGroup(ctx context.Context, topic, group, reason string, force bool) error {
 	r := &wire.RemoveGroupRequest{Topic: topic, Group: group, Force: force, Reason: reason}
-	_, err := c.cluster.removeGroup(ctx, r, repeating[wire.RemoveGroupRequest, wire.RemoveGroupResponse](opRemove, topic, repeatUnsent, wire.CommandRemoveGroup))
+	_, err := c.operator("").RemoveGroup(ctx, r)
 	return err
 }
 
@@ -501,8 +493,8 @@ func (c *Client) StoreUsage(ctx context.Context, holdsMax int) (StoreUsage, erro
 	if err := between("StoreUsage: holdsMax", holdsMax, 0, math.MaxInt32); err != nil {
 		return StoreUsage{}, invalid(opUsage, "", err)
 	}
-	var r wire.StoreUsageResponse
-	if err := c.cluster.call(ctx, opUsage, "", repeatAlways, wire.CommandStoreUsage, &wire.StoreUsageRequest{HoldsMax: uint32(holdsMax)}, &r); err != nil {
+	r, err := c.operator("").StoreUsage(ctx, &wire.StoreUsageRequest{HoldsMax: uint32(holdsMax)})
+	if err != nil {
 		return StoreUsage{}, err
 	}
 	return StoreUsage{
