@@ -193,9 +193,19 @@ func TestConfigEachKeyWrong(t *testing.T) {
 		if err == nil || exitCode(err) != exitUsage || !strings.Contains(err.Error(), k.env()+": "+k.name+": ") {
 			t.Errorf("%s=%s: %v (exit %d), want a usage error naming the variable and the key", k.env(), value, err, exitCode(err))
 		}
-		_, err = loadTest(t, "", nil, "--"+k.name, value)
+		_, err = loadTest(t, "", nil, "--"+k.name+"="+value)
 		if err == nil || !strings.Contains(err.Error(), "--"+k.name) {
-			t.Errorf("--%s %s: %v, want an error naming the flag", k.name, value, err)
+			t.Errorf("--%s=%s: %v, want an error naming the flag", k.name, value, err)
+		}
+	}
+}
+
+// A switch is turned on by its name alone, and either way with a value.
+func TestConfigSwitch(t *testing.T) {
+	for args, want := range map[string]bool{"": false, "--registry.insecureDatabase": true, "--registry.insecureDatabase=true": true, "--registry.insecureDatabase=false": false} {
+		c, err := loadTest(t, "", nil, strings.Fields(args)...)
+		if err != nil || c.Registry.Insecure != want {
+			t.Errorf("%s: %v, %v", args, c.Registry.Insecure, err)
 		}
 	}
 }
