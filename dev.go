@@ -68,7 +68,7 @@ Every key of the configuration is a flag too; see jmq config ls.`,
 
 // devLog logs to a file in the data folder, and to the terminal only what a person must see.
 func devLog(c server.Config, terminal io.Writer) (slog.Handler, *os.File, error) {
-	if err := os.MkdirAll(c.Broker.Data, 0o755); err != nil {
+	if err := os.MkdirAll(c.Broker.Data, 0o700); err != nil {
 		return nil, nil, server.FolderError(absolute(c.Broker.Data), err)
 	}
 	name := filepath.Join(absolute(c.Broker.Data), "jmq.log")

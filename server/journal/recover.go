@@ -773,7 +773,7 @@ func (j *Journal) adopt(found folder) error {
 // before it synced their names, so all of them are synced, whether they were there or not. Above the parent that is an attempt: a
 // folder that was there before us may be one that we cannot open, and then it is not of our making either.
 func makeDir(fsys vfs.FS, dir string) error {
-	if err := fsys.MkdirAll(dir, 0o755); err != nil {
+	if err := fsys.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make journal folder: %w", err)
 	}
 	for parent := fsys.PathDir(dir); ; parent = fsys.PathDir(parent) {

@@ -63,7 +63,7 @@ func openFolder(o *Options) (_ *folder, err error) {
 			err = fmt.Errorf("store: folder %s cannot be written: %w", dir, err)
 		}
 	}()
-	if err := vf.MkdirAll(dir, 0o755); err != nil {
+	if err := vf.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("store: make folder %s: %w", dir, err)
 	}
 	if onDisk(vf) {
@@ -116,7 +116,7 @@ func openFolder(o *Options) (_ *folder, err error) {
 	if err := f.notLeftBehind(); err != nil {
 		return nil, err
 	}
-	if err := vf.MkdirAll(f.index, 0o755); err != nil {
+	if err := vf.MkdirAll(f.index, 0o700); err != nil {
 		return nil, fmt.Errorf("store: make folder %s: %w", f.index, err)
 	}
 	if f.index != f.path(indexDir) {
@@ -150,7 +150,7 @@ func (f *folder) identify() error {
 	// STORE comes last: where it is, the folders' names and that of the store's own folder are on disk. openFolder syncs it.
 	parents := []string{f.dir, f.fs.PathDir(f.dir)}
 	for _, sub := range []string{f.journal, f.index} {
-		if err := f.fs.MkdirAll(sub, 0o755); err != nil {
+		if err := f.fs.MkdirAll(sub, 0o700); err != nil {
 			return fmt.Errorf("store: make folder %s: %w", sub, err)
 		}
 		if p := f.fs.PathDir(sub); !slices.Contains(parents, p) {
