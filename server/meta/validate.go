@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/jmqio/jmq/wire"
@@ -154,7 +155,7 @@ func (r *rules) text(field, s string) {
 	r.that(len(s) <= TextBytesMax, field, "it has %d bytes: at most %d are allowed", len(s), TextBytesMax)
 	r.that(utf8.ValidString(s), field, "it is not UTF-8")
 	for _, c := range s {
-		if (c < ' ' && c != '\n' && c != '\t') || c == 0x7f {
+		if c != '\n' && c != '\t' && controls(c) {
 			r.that(false, field, "control characters are not allowed in it")
 		}
 	}
@@ -199,8 +200,11 @@ func (r *rules) labels(list []string) {
 }
 
 func printable(s string) bool {
-	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(c rune) bool { return c < ' ' || c == 0x7f })
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, controls)
 }
+
+// controls says whether a character would tell a terminal what to do, or show what follows in another order.
+func controls(c rune) bool { return unicode.IsControl(c) || unicode.Is(unicode.Bidi_Control, c) }
 
 func (r *rules) limit(l Limit) {
 	r.within("limit.messagesPerSecond", l.MessagesPerSecond, 0, perSecondMax)

@@ -46,6 +46,8 @@ func TestValidate(t *testing.T) {
 		{"description", &meta.Namespace{Description: strings.Repeat("x", 5000)}},
 		{"description", &meta.Namespace{Description: "\x00"}},
 		{"description", &meta.Namespace{Description: "\xff"}},
+		{"description", &meta.Namespace{Description: "\u009b2J"}},
+		{"description", &meta.Namespace{Description: "a\u202eb"}},
 		{"limit.messagesPerSecond", &meta.Namespace{Limit: meta.Limit{MessagesPerSecond: -1}}},
 		{"limit.bytesPerSecond", &meta.Namespace{Limit: meta.Limit{BytesPerSecond: 1 << 50}}},
 		{"limit.connections", &meta.Namespace{Limit: meta.Limit{Connections: -1}}},

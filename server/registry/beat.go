@@ -61,6 +61,10 @@ func (n *Node) Heartbeat(ctx context.Context, r *wire.HeartbeatRequest) (*wire.H
 	if err := checkHeartbeat(r); err != nil {
 		return nil, err
 	}
+	// A certificate is of one node; a credential may be shared by all.
+	if p := &who.Principal; p.Kind == wire.PrincipalNode && p.Credential == "" && p.Name != r.Node {
+		return nil, wire.Errorf(wire.CodeForbidden, "the certificate is of node %s, which does not speak for node %s", p.Name, r.Node)
+	}
 	n.counts.heartbeats.Add(1)
 	if err := n.hear(r, p.Addr); err != nil {
 		return nil, err

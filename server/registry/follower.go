@@ -343,7 +343,11 @@ func (f *Follower) greet(ctx context.Context, conn *wire.Conn) error {
 	if err != nil {
 		return err
 	}
-	if hello.Authenticate && f.o.Credentials.ID != "" {
+	if f.o.Credentials.ID != "" {
+		if !hello.Authenticate {
+			// Whoever listens at a registry's address while it is down could say what it likes, and everybody's rights are among that.
+			return wire.Errorf(wire.CodeUnauthenticated, "%v does not prove that it knows our credential: it must ask for it (node.auth.required)", conn.RemoteAddr())
+		}
 		if _, err := conn.Authenticate(ctx, f.o.Credentials); err != nil {
 			return err
 		}

@@ -485,3 +485,52 @@ func TestCacheIsRare(t *testing.T) {
 		}
 	})
 }
+
+// knows is an authenticator that knows one credential, of a node.
+type knows struct {
+	wire.Authenticator
+	id string
+	v  wire.Verifier
+}
+
+func (k knows) Verifier(id string) (wire.Verifier, wire.Principal, bool) {
+	return k.v, wire.Principal{Kind: wire.PrincipalNode, Name: "nodes", Credential: k.id}, id == k.id
+}
+
+func (k knows) Alive(wire.Principal) error { return nil }
+
+// TestImpostor shows that a follower with a credential takes nothing from who listens at a registry's address and does not ask for it, or asks and does not know it:
+// everybody's rights are in what it is told.
+func TestImpostor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 1)
+		defer c.close()
+		good, err := wire.NewVerifier("secret")
+		if err != nil {
+			t.Fatal(err)
+		}
+		bad := good
+		bad.ServerKey = make([]byte, len(good.ServerKey))
+		serve := func(a wire.Authenticator) {
+			c.hosts.down(registryAddress(0))
+			c.hosts.up(registryAddress(0), wire.NewHandler(wire.Services{Registry: c.nodes[0]}, wire.HandlerOptions{Authenticator: a}))
+		}
+		serve(nil)
+		f := c.follower("a", func(o *FollowerOptions) { o.Credentials = wire.Credentials{ID: "id", Secret: "secret"} })
+		defer f.Close()
+		for name, a := range map[string]wire.Authenticator{"asks nothing": nil, "knows half": knows{id: "id", v: bad}} {
+			serve(a)
+			time.Sleep(30 * time.Second)
+			if s := f.Snapshot(); s != nil {
+				t.Errorf("an impostor that %s was believed: version %d", name, s.Version)
+			}
+		}
+		c.write(map[meta.Key]meta.Spec{{Kind: meta.KindCredential, Name: "id"}: &meta.Credential{OwnerKind: meta.OwnerNode, Owner: "nodes",
+			Salt: good.Salt, Iterations: good.Iterations, StoredKey: good.StoredKey, ServerKey: good.ServerKey}})
+		serve(knows{id: "id", v: good})
+		time.Sleep(30 * time.Second)
+		if f.Snapshot() == nil {
+			t.Error("the registry is not believed")
+		}
+	})
+}

@@ -309,6 +309,9 @@ func TestBadHeartbeats(t *testing.T) {
 		if _, err := c.nodes[0].Heartbeat(app, good()); err == nil {
 			t.Error("an app beats as a node")
 		}
+		b := wire.WithPeer(context.Background(), &wire.Peer{Principal: wire.Principal{Kind: wire.PrincipalNode, Name: "b"}})
+		_, err = c.nodes[0].Heartbeat(b, good())
+		wantCode(t, err, wire.CodeForbidden) // by its certificate it is another node
 		if n := c.stores[0].View().Len(meta.KindBroker); n != 0 {
 			t.Errorf("%d brokers are registered", n)
 		}
