@@ -2,11 +2,14 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/jmqio/jmq/client"
 	"github.com/jmqio/jmq/client/admin"
 	"github.com/jmqio/jmq/server/meta"
 )
@@ -111,6 +114,20 @@ is answered, what it sends is refused.`
 	return cmd
 }
 
+// sameTopic says whether a topic that is there is as spec wants it: making it again is no error then.
+func sameTopic(ctx context.Context, a *admin.Admin, key admin.Key, spec map[string]any) (*admin.Object, bool) {
+	o, err := a.Get(ctx, key)
+	if err != nil {
+		return nil, false
+	}
+	b, err := json.Marshal(spec)
+	if err != nil {
+		return nil, false
+	}
+	r, err := a.Apply(ctx, admin.Change{Writes: []admin.Write{{Key: key, Spec: b, Expect: admin.Revision(o.Revision)}}, DryRun: true})
+	return o, err == nil && r.Changes[0].Change == "unchanged"
+}
+
 // createTopicAtRegistry makes a topic with what only a registry knows.
 func createTopicAtRegistry(ctx context.Context, cmd *cobra.Command, a *admin.Admin, output, name string, spec map[string]any) error {
 	key, err := keyOf(meta.KindTopic, "", name)
@@ -119,6 +136,11 @@ func createTopicAtRegistry(ctx context.Context, cmd *cobra.Command, a *admin.Adm
 	}
 	change := changing{output: output}
 	r, err := change.create(ctx, cmd, a, key, spec)
+	if errors.Is(err, client.ErrExists) {
+		if o, same := sameTopic(ctx, a, key, spec); same {
+			return printObjects(cmd.OutOrStdout(), output, meta.KindTopic, o)
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("create topic %s: %w", name, err)
 	}

@@ -61,6 +61,8 @@ func TestOperate(t *testing.T) {
 	if out := sh.ok("", "get topic orders -o json"); !strings.Contains(out, `"retentionAge": "168h"`) || !strings.Contains(out, `"messagesPerSecond": 100`) {
 		t.Errorf("topic: %s", out)
 	}
+	sh.ok("", "topic create orders --partitions 4 --owner shop --limit-messages 100 --retention 7d") // the same again is fine
+	sh.fails(exitError, "exists", "", "topic create orders --partitions 4 --owner shop --limit-messages 200")
 	sh.warned("topic orders is on 1 broker groups", "", "topic alter orders --limit-messages 0 --partitions 6")
 	if out := sh.ok("", "topic ls -o csv"); !strings.Contains(out, "\norders,6,") {
 		t.Errorf("topics: %s", out)

@@ -41,7 +41,7 @@ func TestReadmeNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	root := rootCommand(nil, nil, nil)
-	for _, m := range regexp.MustCompile("`jmq ([a-z-]+)(?: ([a-z-]+))?").FindAllStringSubmatch(string(readme), -1) {
+	for _, m := range regexp.MustCompile("`jmq ([a-z-]+)(?: ([a-z][a-z-]*))?").FindAllStringSubmatch(string(readme), -1) {
 		path := []string{m[1]}
 		if c, _, err := root.Find(path); err == nil && c.HasSubCommands() && m[2] != "" {
 			path = append(path, m[2])
