@@ -300,6 +300,52 @@ func TestManyBrokerGroups(t *testing.T) {
 	})
 }
 
+// Each partition's first send names its topic by name alone, and all others also by what that broker group told: a topic that is made
+// again, or that gets partitions, is told anew, once for each partition. Routes are not asked for again.
+func TestTopicIDs(t *testing.T) {
+	inBubble(t, 2, 2, func(t *testing.T, c *fakeCluster) {
+		ctx := context.Background()
+		bg1, bg2 := c.brokers["bg1"], c.brokers["bg2"]
+		bg1.mu.id, bg2.mu.id = 7, 300
+		c.put(2, "bg1", "bg2")
+		p := producer(t, c.connect(registryNodes))
+		send := func(what string, n int, want ...int) { // n round all 4 partitions
+			t.Helper()
+			for i := range n {
+				m := &Message{}
+				if i%8 >= 4 { // the same partitions by another lane
+					partition := uint16(i % 2)
+					m.BrokerGroup, m.Partition = fmt.Sprint("bg", 1+i%4/2), &partition
+				}
+				if _, err := p.Send(ctx, m); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i, b := range []*fakeBroker{bg1, bg2} {
+				b.mu.Lock()
+				if b.mu.hints != want[i] {
+					t.Errorf("%s: %d sends to broker group %d had its id, want %d", what, b.mu.hints, i+1, want[i])
+				}
+				b.mu.hints = 0
+				b.mu.Unlock()
+			}
+		}
+		send("at first", 40, 18, 18)
+		send("later", 40, 20, 20)
+		bg1.mu.Lock()
+		bg1.mu.id = 8
+		bg1.mu.Unlock()
+		send("made again at one", 40, 18, 20)
+		bg2.topic("orders", 3)
+		send("more partitions at one", 40, 20, 18)
+		c.meta.mu.Lock()
+		defer c.meta.mu.Unlock()
+		if c.meta.mu.topics > 2 { // the first, and the one that waits
+			t.Errorf("views were asked for %d times", c.meta.mu.topics)
+		}
+	})
+}
+
 // A broker group that is added while messages flow is used within two seconds: by producers at once, and by the group from its
 // first message on, though it began at the end elsewhere. One that leaves the route is not, and its connections end.
 func TestRouteChangesUnderLoad(t *testing.T) {

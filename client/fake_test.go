@@ -33,6 +33,8 @@ type fakeBroker struct {
 		gaps    []fakeGap
 		policy  *wire.GroupPolicy // of the last Subscribe
 		extends int               // requests
+		id      uint64            // of every topic
+		hints   int               // requests with the right one
 	}
 	// onProduce, if set, is called first and without the lock; an answer other than nil is given instead of storing.
 	onProduce   func(r *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) (handled bool)
@@ -86,6 +88,7 @@ type fakeFetch struct {
 
 func newFakeBroker() *fakeBroker {
 	b := &fakeBroker{leaseTime: time.Minute}
+	b.mu.id = 1
 	b.mu.topics = map[string][]*fakePartition{}
 	b.mu.groups = map[string]map[uint32]*fakeGroup{}
 	b.mu.peers = map[string]int{}
@@ -127,8 +130,10 @@ func (b *fakeBroker) store(r *wire.ProduceRequest) (*wire.ProduceResponse, error
 	}
 	p := ps[r.Partition]
 	out := &wire.ProduceResponse{FirstIndex: p.end, StoredNs: time.Now().UnixNano()}
-	if v := uint64(len(ps)); r.RouteVersion != v {
-		out.RouteVersion = v
+	if v := uint64(len(ps)); r.RouteVersion != v || r.TopicID != b.mu.id {
+		out.RouteVersion, out.TopicID = v, b.mu.id
+	} else {
+		b.mu.hints++
 	}
 	batch.SetBroker(wire.BrokerFields{Partition: r.Partition, FirstIndex: p.end, StoredNs: out.StoredNs})
 	p.batches = append(p.batches, batch)
@@ -385,7 +390,7 @@ func (b *fakeBroker) Route(ctx context.Context, r *wire.RouteRequest) (*wire.Rou
 	if ps == nil {
 		return nil, wire.Errorf(wire.CodeTopicNotFound, "topic %q", r.Topic)
 	}
-	out := &wire.RouteResponse{Version: uint64(len(ps)), TopicId: 1}
+	out := &wire.RouteResponse{Version: uint64(len(ps)), TopicId: b.mu.id}
 	for i := range ps {
 		out.Partitions = append(out.Partitions, &wire.PartitionRoute{Partition: uint32(i), BrokerGroup: cmp.Or(b.name, "bg1")})
 	}

@@ -100,6 +100,10 @@ type lane struct {
 	brokerGroup string
 	pool        atomic.Pointer[pool] // where the broker group is now
 
+	// What the broker group told of the topic last, where routes come from metadata: each has its own. One without the other does no
+	// harm: the broker compares the name.
+	topicID, version atomic.Uint64
+
 	sequence atomic.Uint64 // of the next message
 
 	mu struct {
@@ -304,6 +308,9 @@ func (f *flight) prepare() bool {
 	r := wire.ProduceRequest{
 		Topic: f.lane.topic.name, Partition: uint16(f.target.partition), RouteVersion: f.route.version, TopicID: f.route.topicID, TimeoutMs: uint32(f.try().Milliseconds()),
 	}
+	if f.route.watched {
+		r.RouteVersion, r.TopicID = f.target.version.Load(), f.target.topicID.Load()
+	}
 	f.header = wire.AppendProduceRequest(f.header[:0], &r)
 	return true
 }
@@ -451,7 +458,12 @@ func (f *flight) answered(frame wire.Frame, err error) {
 		f.ended(err, l)
 		return
 	}
-	if r.RouteVersion != 0 && l != nil {
+	switch {
+	case r.RouteVersion == 0:
+	case f.route.watched:
+		f.target.version.Store(r.RouteVersion)
+		f.target.topicID.Store(r.TopicID)
+	case l != nil:
 		f.lane.topic.refresh(f.route, l)
 	}
 	f.resolve(r, nil, l)

@@ -134,8 +134,9 @@ type ProduceRequest struct {
 	Partition    uint16
 	RouteVersion uint64 // of the route that the client knows
 	TimeoutMs    uint32 // how long the client will wait; 0: until its connection ends
-	// TopicID is of the route too. Where the broker still has the topic that the route was of, it need not look for the name, which
-	// among very many topics is most of what a small send costs. 0: not known.
+	// TopicID with RouteVersion is a hint: where it leads to the topic of that name, the broker need not look for the name, which
+	// among very many topics is most of what a small send costs. Elsewhere it is worth nothing: each broker group has numbers of
+	// its own, and gives them anew when its store is another. 0: not known.
 	TopicID uint64
 	// Batch is one encoded batch. The broker fills its broker fields in place.
 	Batch []byte
@@ -145,8 +146,9 @@ type ProduceRequest struct {
 type ProduceResponse struct {
 	FirstIndex uint64
 	StoredNs   int64
-	// RouteVersion is that of the topic's route, where the request's is another: the client should ask for it. 0: it knows it.
-	RouteVersion uint64
+	// RouteVersion and TopicID are those of the topic at this broker group, where one of the request's is another: for the next requests.
+	// A client that has its route from this broker, and not from metadata, asks for it again. 0: they are the request's.
+	RouteVersion, TopicID uint64
 }
 
 // FetchRequest asks for a lease.

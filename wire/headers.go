@@ -179,7 +179,8 @@ func ParseProduceRequest(r *ProduceRequest, header []byte) error {
 func AppendProduceResponse(b []byte, r *ProduceResponse) []byte {
 	b = appendUint(b, 1, r.FirstIndex)
 	b = appendUint(b, 2, uint64(r.StoredNs))
-	return appendUint(b, 3, r.RouteVersion)
+	b = appendUint(b, 3, r.RouteVersion)
+	return appendUint(b, 4, r.TopicID)
 }
 
 // ParseProduceResponse reads a header into r.
@@ -198,6 +199,8 @@ func ParseProduceResponse(r *ProduceResponse, header []byte) error {
 			r.StoredNs = int64(v)
 		case 3<<3 | varField:
 			r.RouteVersion = v
+		case 4<<3 | varField:
+			r.TopicID = v
 		}
 	}
 	return nil

@@ -60,12 +60,12 @@ var headerCases = []headerCase{
 		func(b []byte) (func([]byte) []byte, proto.Message, error) {
 			var r ProduceResponse
 			err := ParseProduceResponse(&r, b)
-			return func(b []byte) []byte { return AppendProduceResponse(b, &r) }, &ProduceResponseHeader{FirstIndex: r.FirstIndex, StoredNs: r.StoredNs, RouteVersion: r.RouteVersion}, err
+			return func(b []byte) []byte { return AppendProduceResponse(b, &r) }, &ProduceResponseHeader{FirstIndex: r.FirstIndex, StoredNs: r.StoredNs, RouteVersion: r.RouteVersion, TopicId: r.TopicID}, err
 		},
 		func() proto.Message { return new(ProduceResponseHeader) },
 		func(proto.Message) bool { return false },
 		func(r *rand.Rand) proto.Message {
-			return &ProduceResponseHeader{FirstIndex: randomUint(r), StoredNs: int64(r.Uint64()), RouteVersion: randomUint(r)}
+			return &ProduceResponseHeader{FirstIndex: randomUint(r), StoredNs: int64(r.Uint64()), RouteVersion: randomUint(r), TopicId: randomUint(r)}
 		},
 	},
 	{

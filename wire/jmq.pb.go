@@ -696,7 +696,8 @@ type ProduceRequestHeader struct {
 	Partition    uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
 	RouteVersion uint64                 `protobuf:"varint,3,opt,name=route_version,json=routeVersion,proto3" json:"route_version,omitempty"`
 	TimeoutMs    uint32                 `protobuf:"varint,4,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"` // how long the client will wait; 0: until its connection ends
-	// Of the route too. Where the broker still has the topic that the route was of, it need not look for the name. 0: not known.
+	// With the route's version, a hint from where the topic is found without looking for its name; each broker group has numbers of its own,
+	// as its answers tell. One that leads elsewhere is worth nothing, and costs only time. 0: not known.
 	TopicId       uint64 `protobuf:"varint,5,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -771,7 +772,8 @@ type ProduceResponseHeader struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	FirstIndex    uint64                 `protobuf:"varint,1,opt,name=first_index,json=firstIndex,proto3" json:"first_index,omitempty"`
 	StoredNs      int64                  `protobuf:"varint,2,opt,name=stored_ns,json=storedNs,proto3" json:"stored_ns,omitempty"`             // unix time, nanoseconds
-	RouteVersion  uint64                 `protobuf:"varint,3,opt,name=route_version,json=routeVersion,proto3" json:"route_version,omitempty"` // of the topic's route, where that of the request is another: it is time to ask for it; 0: it is not
+	RouteVersion  uint64                 `protobuf:"varint,3,opt,name=route_version,json=routeVersion,proto3" json:"route_version,omitempty"` // of the topic's route here, where the request's, or its topic_id, is another; 0: it is not
+	TopicId       uint64                 `protobuf:"varint,4,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`                // with route_version
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -823,6 +825,13 @@ func (x *ProduceResponseHeader) GetStoredNs() int64 {
 func (x *ProduceResponseHeader) GetRouteVersion() uint64 {
 	if x != nil {
 		return x.RouteVersion
+	}
+	return 0
+}
+
+func (x *ProduceResponseHeader) GetTopicId() uint64 {
+	if x != nil {
+		return x.TopicId
 	}
 	return 0
 }
@@ -6420,12 +6429,13 @@ const file_jmq_proto_rawDesc = "" +
 	"\rroute_version\x18\x03 \x01(\x04R\frouteVersion\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\x04 \x01(\rR\ttimeoutMs\x12\x19\n" +
-	"\btopic_id\x18\x05 \x01(\x04R\atopicId\"z\n" +
+	"\btopic_id\x18\x05 \x01(\x04R\atopicId\"\x95\x01\n" +
 	"\x15ProduceResponseHeader\x12\x1f\n" +
 	"\vfirst_index\x18\x01 \x01(\x04R\n" +
 	"firstIndex\x12\x1b\n" +
 	"\tstored_ns\x18\x02 \x01(\x03R\bstoredNs\x12#\n" +
-	"\rroute_version\x18\x03 \x01(\x04R\frouteVersion\"\xd4\x02\n" +
+	"\rroute_version\x18\x03 \x01(\x04R\frouteVersion\x12\x19\n" +
+	"\btopic_id\x18\x04 \x01(\x04R\atopicId\"\xd4\x02\n" +
 	"\x12FetchRequestHeader\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x16\n" +

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jmqio/jmq/server/dispatch"
+	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
@@ -262,17 +263,33 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestRightsOfFinalTopic names one topic, which the app may send to, and means another by its number.
+// TestRightsOfFinalTopic names one topic and gives the number of another: the name is meant, whichever of them the app may send to.
 func TestRightsOfFinalTopic(t *testing.T) {
 	r := newRuled(t, Options{})
 	defer r.close()
 	r.orders(1)
 	r.change(meta.KindTopic, "secret", &meta.Topic{Partitions: 1, BrokerGroups: []string{"here"}})
+	orders, _ := r.store.Topic(0, "orders")
 	secret, _ := r.store.Topic(0, "secret")
-	done := make(chan error, 1)
-	r.broker.Produce(r.app("shop", "c"), &wire.ProduceRequest{Topic: "orders", TopicID: uint64(secret.ID), RouteVersion: uint64(secret.Incarnation) << 32, Batch: batch(t, 1, 1)},
-		func(_ *wire.ProduceResponse, err error) { done <- err })
-	wantCode(t, "send", <-done, wire.CodeForbidden)
+	shop := r.app("shop", "c")
+	for _, c := range []struct {
+		name  string
+		of    store.Topic
+		want  wire.Code
+		holds index.Index // orders, then
+	}{
+		{"orders", secret, wire.CodeOK, 1}, {"secret", orders, wire.CodeForbidden, 1}, {"secret", secret, wire.CodeForbidden, 1}, {"orders", orders, wire.CodeOK, 2},
+	} {
+		done := make(chan error, 1)
+		r.broker.Produce(shop, &wire.ProduceRequest{Topic: c.name, TopicID: uint64(c.of.ID), RouteVersion: routeVersion(&c.of), Batch: batch(t, 1, 1)},
+			func(_ *wire.ProduceResponse, err error) { done <- err })
+		wantCode(t, "send to "+c.name+" by the number of "+c.of.Name, <-done, c.want)
+		_, in, _ := r.store.Bounds(store.Partition{Topic: orders.ID, Incarnation: orders.Incarnation})
+		_, kept, _ := r.store.Bounds(store.Partition{Topic: secret.ID, Incarnation: secret.Incarnation})
+		if in != c.holds || kept != 0 {
+			t.Errorf("send to %s by the number of %s: %d messages in orders, %d in secret", c.name, c.of.Name, in, kept)
+		}
+	}
 }
 
 // TestRevocation ends fetches that wait, and leases, of those who lost their right, at once, and of nobody else.

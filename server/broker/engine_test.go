@@ -672,8 +672,8 @@ func TestGroupsShareAnIndex(t *testing.T) {
 	}
 }
 
-// TestProduceKnowsTheRoute shows that a send with the id and version of a route needs no name, that nobody reaches another's topic by
-// them, that those of a topic that is gone are worth nothing, and that an answer tells of another route.
+// TestProduceKnowsTheRoute shows that an answer tells the topic's id and the version of its route where the send's were others, and that
+// those of another topic, or of one that is gone, lead nowhere but to the topic of the name.
 func TestProduceKnowsTheRoute(t *testing.T) {
 	w := newWorld(t, Options{})
 	defer w.close()
@@ -685,44 +685,60 @@ func TestProduceKnowsTheRoute(t *testing.T) {
 		}
 		return r
 	}
-	send := func(ctx context.Context, topic string, r *wire.RouteResponse) (told uint64, code wire.Code) {
+	type told struct{ id, version uint64 }
+	send := func(ctx context.Context, topic string, r *wire.RouteResponse) (got told, code wire.Code) {
 		done := make(chan struct{})
 		w.broker.Produce(ctx, &wire.ProduceRequest{Topic: topic, TopicID: r.TopicId, RouteVersion: r.Version, Batch: batch(t, 1, 10)}, func(r *wire.ProduceResponse, err error) {
 			if code = wire.CodeOf(err); err == nil {
-				told = r.RouteVersion
+				got = told{r.TopicID, r.RouteVersion}
 			}
 			close(done)
 		})
 		<-done
-		return told, code
+		return got, code
 	}
-	check := func(what string, ctx context.Context, topic string, r *wire.RouteResponse, wantTold uint64, want wire.Code) {
+	check := func(what string, ctx context.Context, topic string, r *wire.RouteResponse, wantTold told, want wire.Code) {
 		t.Helper()
-		if told, code := send(ctx, topic, r); told != wantTold || code != want {
-			t.Errorf("%s: route version %#x, %v; want %#x, %v", what, told, code, wantTold, want)
+		if got, code := send(ctx, topic, r); got != wantTold || code != want {
+			t.Errorf("%s: told %+v, %v; want %+v, %v", what, got, code, wantTold, want)
 		}
 	}
+	now := func() told { r := route(); return told{r.TopicId, r.Version} }
 	first := route()
-	check("its name", as("a"), "orders", first, 0, wire.CodeOK)
-	check("no name", as("a"), "nobody", first, 0, wire.CodeOK)
-	check("no route", as("a"), "orders", &wire.RouteResponse{}, 0, wire.CodeOK)
+	check("its own", as("a"), "orders", first, told{}, wire.CodeOK)
+	check("none", as("a"), "orders", &wire.RouteResponse{}, now(), wire.CodeOK)
+	check("the id alone", as("a"), "orders", &wire.RouteResponse{TopicId: first.TopicId}, now(), wire.CodeOK)
+	check("the version alone", as("a"), "orders", &wire.RouteResponse{Version: first.Version}, now(), wire.CodeOK)
+	check("an id that never was", as("a"), "orders", &wire.RouteResponse{TopicId: 1 << 63, Version: first.Version}, now(), wire.CodeOK)
+	check("a name that is not there", as("a"), "nobody", first, told{}, wire.CodeTopicNotFound)
 	other := wire.WithPeer(context.Background(), &wire.Peer{Namespace: 7, ClientID: "b", App: "shop", Addr: "here"})
-	check("another namespace", other, "orders", first, 0, wire.CodeTopicNotFound)
+	check("another namespace", other, "orders", first, told{}, wire.CodeTopicNotFound)
+	w.topic("mails", 1)
+	mails, err := w.broker.Route(as("a"), &wire.RouteRequest{Topic: "mails"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check("another's, as of another broker group", as("a"), "orders", mails, now(), wire.CodeOK)
+	if m, _ := w.store.Topic(0, "mails"); true {
+		if _, end, err := w.store.Bounds(store.Partition{Topic: m.ID, Incarnation: m.Incarnation}); err != nil || end != 0 {
+			t.Errorf("%d messages in the topic of the id, %v", end, err)
+		}
+	}
 
 	more := uint32(2)
 	if _, err := w.broker.AlterTopic(as("admin"), &wire.AlterTopicRequest{Topic: "orders", Partitions: &more}); err != nil {
 		t.Fatal(err)
 	}
-	check("more partitions", as("a"), "orders", first, route().Version, wire.CodeOK)
+	check("more partitions", as("a"), "orders", first, now(), wire.CodeOK)
 	if _, err := w.broker.DeleteTopic(as("admin"), &wire.DeleteTopicRequest{Topic: "orders"}); err != nil {
 		t.Fatal(err)
 	}
-	check("gone", as("a"), "orders", first, 0, wire.CodeTopicNotFound)
+	check("gone", as("a"), "orders", first, told{}, wire.CodeTopicNotFound)
 	w.topic("orders", 1)
 	if second := route(); second.TopicId != first.TopicId {
 		t.Errorf("ids %d and %d: the test wants one that is used again", first.TopicId, second.TopicId)
 	}
-	check("made again", as("a"), "orders", first, route().Version, wire.CodeOK)
+	check("made again", as("a"), "orders", first, now(), wire.CodeOK)
 }
 
 // TestProduceAllocates shows what a send costs: at most two allocations up to the answer.

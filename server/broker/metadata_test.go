@@ -373,6 +373,7 @@ func TestMadeAgainUnderLoad(t *testing.T) {
 	for s := range 3 {
 		ctx := r.app("shop", fmt.Sprint("s", s))
 		all.Go(func() {
+			var id, version atomic.Uint64 // as it was told last, of whichever life
 			for !over() {
 				n := sent.Add(1)
 				b, err := wire.AppendBatch(nil, [16]byte{1}, n, messages(1, 10))
@@ -381,7 +382,14 @@ func TestMadeAgainUnderLoad(t *testing.T) {
 					return
 				}
 				done := make(chan error, 1)
-				r.broker.Produce(ctx, &wire.ProduceRequest{Topic: "orders", Partition: uint16(s % 2), Batch: b}, func(_ *wire.ProduceResponse, err error) { done <- err })
+				r.broker.Produce(ctx, &wire.ProduceRequest{Topic: "orders", TopicID: id.Load(), RouteVersion: version.Load(), Partition: uint16(s % 2), Batch: b},
+					func(r *wire.ProduceResponse, err error) {
+						if err == nil && r.RouteVersion > 0 {
+							id.Store(r.TopicID)
+							version.Store(r.RouteVersion)
+						}
+						done <- err
+					})
 				switch err := <-done; wire.CodeOf(err) {
 				case wire.CodeOK:
 					mu.Lock()

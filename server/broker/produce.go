@@ -19,7 +19,7 @@ type produceCall struct {
 	started   time.Time
 	messages  int
 	bytes     int
-	route     uint64 // its version, if the client knows another; else 0
+	route, id uint64 // the route's version and the topic's id, if the client knows others; else 0
 	response  wire.ProduceResponse
 
 	infos []wire.MessageInfo // scratch of the check
@@ -56,7 +56,8 @@ func (c *produceCall) append(ctx context.Context, r *wire.ProduceRequest, done f
 	}
 	peer := wire.PeerFrom(ctx)
 	t, ok := b.store.TopicByID(store.TopicID(r.TopicID), incarnationOf(r.RouteVersion))
-	if !ok || t.Namespace != peer.Namespace {
+	// The name too: the id may be of another broker group, or of the store that was here before.
+	if !ok || t.Name != r.Topic || t.Namespace != peer.Namespace {
 		var err error
 		if t, err = b.topic(peer.Namespace, r.Topic); err != nil {
 			return b.absent(peer, strings.Clone(r.Topic), "", err)
@@ -84,9 +85,9 @@ func (c *produceCall) append(ctx context.Context, r *wire.ProduceRequest, done f
 	if err := b.take(g, batch.Count(), len(batch)); err != nil {
 		return err
 	}
-	c.route = 0
-	if v := routeVersion(&t); v != r.RouteVersion && r.RouteVersion != 0 {
-		c.route = v
+	c.route, c.id = 0, 0
+	if v := routeVersion(&t); v != r.RouteVersion || uint64(t.ID) != r.TopicID {
+		c.route, c.id = v, uint64(t.ID)
 	}
 	if err := c.store(peer, batch, store.Partition{Topic: t.ID, Incarnation: t.Incarnation, Partition: r.Partition}, done); err != nil {
 		b.giveBack(g, batch.Count(), len(batch))
@@ -160,7 +161,7 @@ func (c *produceCall) onCommit(first index.Index, stored int64, err error) {
 		done(nil, err)
 	} else {
 		b.metrics.produced(c.messages, c.bytes, time.Since(c.started))
-		c.response = wire.ProduceResponse{FirstIndex: uint64(first), StoredNs: stored, RouteVersion: c.route}
+		c.response = wire.ProduceResponse{FirstIndex: uint64(first), StoredNs: stored, RouteVersion: c.route, TopicID: c.id}
 		done(&c.response, nil)
 	}
 	c.done = nil
