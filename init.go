@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/jmqio/jmq/client"
+	"github.com/jmqio/jmq/server"
 	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/server/meta/sqlstore"
 	"github.com/jmqio/jmq/wire"
@@ -45,7 +46,8 @@ func registryInitCommand() *cobra.Command {
 read: DIR/admin.credential and DIR/node.credential. It works on the database of the configuration (registry.dsn or registry.file), whether registry
 nodes run or not: whoever may write that database rules the cluster.
 
-Again it changes nothing, but for a file that is lost or whose credential is not good any more: that one is made anew.`,
+Again it changes nothing, but for a file that is lost or whose credential is not good any more: that one is made anew. If the admin has two that are
+good then, the older one is revoked.`,
 		Example: `  jmq registry init --registry.dsn 'jmq:file:/etc/jmq/dbpass@tcp(db:3306)/jmq?tls=true' --dir /etc/jmq
   jmq login --address jmq-1:50088 --secret-file /etc/jmq/admin.credential`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -56,6 +58,9 @@ Again it changes nothing, but for a file that is lost or whose credential is not
 			at := sqlstore.Location{File: c.Registry.File, DSN: c.Registry.DSN, Insecure: c.Registry.Insecure}
 			if at.File == "" && at.DSN == "" {
 				at.File = filepath.Join(c.Broker.Data, metadataFile)
+				if err := os.MkdirAll(c.Broker.Data, 0o700); err != nil {
+					return server.FolderError(absolute(c.Broker.Data), err)
+				}
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), initWithin)
 			defer cancel()
@@ -136,6 +141,31 @@ func newCredential(ctx context.Context, store meta.Store, by meta.Actor, c meta.
 	if err := writeCredential(file, key.Name, secret); err != nil {
 		return "", err
 	}
-	_, err = store.Update(ctx, meta.Change{By: by, Writes: []meta.Write{{Key: key, Spec: &c, Expect: meta.Expect{Create: true}}}})
+	writes := []meta.Write{{Key: key, Spec: &c, Expect: meta.Expect{Create: true}}}
+	if c.OwnerKind == meta.OwnerUser {
+		writes = append(writes, makeRoom(store.View(), &c)...)
+	}
+	_, err = store.Update(ctx, meta.Change{By: by, Writes: writes})
 	return key.Name, err
+}
+
+// makeRoom revokes the oldest credential of an owner who has as many as can be: who lost them all comes in no other way.
+func makeRoom(s *meta.Snapshot, of *meta.Credential) []meta.Write {
+	var oldest *meta.Object
+	good := 0
+	for _, o := range s.List(meta.KindCredential) {
+		c := o.Spec.(*meta.Credential)
+		if c.OwnerKind != of.OwnerKind || c.Owner != of.Owner || credentialState(c) != "good" {
+			continue
+		}
+		if good++; oldest == nil || c.IssuedAt.Before(oldest.Spec.(*meta.Credential).IssuedAt) {
+			oldest = o
+		}
+	}
+	if good < meta.CredentialsMax {
+		return nil
+	}
+	revoked := *oldest.Spec.(*meta.Credential)
+	revoked.Revoked = true
+	return []meta.Write{{Key: oldest.Key, Spec: &revoked, Expect: meta.Expect{Revision: oldest.Revision}}}
 }

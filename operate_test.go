@@ -270,6 +270,17 @@ func TestRegistryInit(t *testing.T) {
 		t.Fatal(err)
 	}
 	again("node.credential,new\n")
+	// Who lost the admin's credentials comes in again, however often, in place of the older of two that are good; a folder is made.
+	for range 3 {
+		if err := os.Remove(filepath.Join(dir, "admin.credential")); err != nil {
+			t.Fatal(err)
+		}
+		again("node.credential,as it was\n")
+	}
+	sh.ok("", "registry init --data "+filepath.Join(dir, "new", "data")+" --dir "+filepath.Join(dir, "new"))
+	if info, err := os.Stat(filepath.Join(dir, "new", "data")); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("the folder: %v %v", info, err)
+	}
 	sh.fails(exitError, "metadata database", "", "registry init --dir "+dir+" --registry.file /no/such/folder/x.db")
 	sh.fails(exitUsage, "registry.dsn", "", "registry init --registry.dsn nonsense")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -87,6 +88,9 @@ func (md *metadata) serve(ctx context.Context) (err error) {
 		at := sqlstore.Location{File: s.config.Registry.File, DSN: s.config.Registry.DSN, Insecure: s.config.Registry.Insecure}
 		if at.File == "" && at.DSN == "" {
 			at.File = filepath.Join(s.dir, metadataName)
+			if err := os.MkdirAll(s.dir, 0o700); err != nil {
+				return FolderError(s.dir, err)
+			}
 		}
 		opening, cancel := context.WithTimeout(ctx, openWithin)
 		defer cancel()
