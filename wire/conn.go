@@ -108,6 +108,7 @@ type Conn struct {
 		writing    bool          // one goroutine writes, and will look at queue again
 		idle       chan struct{} // closed when nothing waits any more; nil: nobody asked
 		cause      error         // of the end; not nil: closed
+		failed     error         // of a write: no more is written, and Serve reads what the peer said before it closes
 		shut       error         // Shut was called
 		pending    map[uint64]pendingCall
 		lastNumber uint64
@@ -244,10 +245,18 @@ func (c *Conn) Start(command Command, header, payload []byte, done func(Frame, e
 
 // ended says why nothing more can be queued. c.mu is held.
 func (c *Conn) ended() error {
+	if cause := c.broken(); cause != nil {
+		return cause
+	}
+	return c.mu.shut
+}
+
+// broken says why nothing more can be written. c.mu is held.
+func (c *Conn) broken() error {
 	if c.mu.cause != nil {
 		return c.mu.cause
 	}
-	return c.mu.shut
+	return c.mu.failed
 }
 
 // Cancel takes a request back: true means that its done was not called and never will be. The peer does not hear of it,
@@ -339,7 +348,7 @@ func (c *Conn) answer(kind FrameKind, request uint64, command Command, header []
 		return
 	}
 	c.mu.Lock()
-	if c.mu.cause != nil {
+	if c.broken() != nil {
 		c.mu.Unlock()
 		return
 	}
@@ -371,7 +380,7 @@ func (c *Conn) FlushShared() { c.flush(true) }
 
 func (c *Conn) flush(shared bool) {
 	c.mu.Lock()
-	if c.mu.writing || len(c.mu.queue) == 0 || c.mu.cause != nil {
+	if c.mu.writing || len(c.mu.queue) == 0 || c.broken() != nil {
 		c.mu.Unlock()
 		return
 	}
@@ -393,10 +402,9 @@ func (c *Conn) flush(shared bool) {
 		c.mu.Lock()
 		c.mu.written += uint64(n)
 		if err != nil {
-			c.stopWriting()
 			c.mu.Unlock()
 			c.o.Buffers.give(b)
-			c.Close(fmt.Errorf("write to %v: %w", c.nc.RemoteAddr(), err))
+			c.writeFailed(err)
 			return
 		}
 		if n < len(b) {
@@ -456,13 +464,9 @@ func (c *Conn) write(b []byte, from int) {
 			c.mu.Lock()
 			c.mu.written += uint64(n)
 			if err != nil {
-				c.stopWriting()
 				c.mu.Unlock()
 				c.o.Buffers.give(b)
-				if errors.Is(err, os.ErrDeadlineExceeded) {
-					err = Errorf(CodeBusy, "%v takes nothing for %v", c.nc.RemoteAddr(), c.o.WriteTimeout)
-				}
-				c.Close(fmt.Errorf("write to %v: %w", c.nc.RemoteAddr(), err))
+				c.writeFailed(err)
 				return
 			}
 			c.mu.Unlock()
@@ -470,13 +474,11 @@ func (c *Conn) write(b []byte, from int) {
 		c.o.Buffers.give(b)
 		c.mu.Lock()
 		if len(c.mu.queue) == 0 || c.mu.cause != nil {
-			// Cleared while the turn is ours, or the next Flush could run into an old deadline.
-			err := c.nc.SetWriteDeadline(time.Time{})
+			// Cleared while the turn is ours, or the next Flush could run into an old deadline. An error means that the connection
+			// is closed (of a pipe: by the peer, who may have answered what was written), which reading shows.
+			c.nc.SetWriteDeadline(time.Time{})
 			c.stopWriting()
 			c.mu.Unlock()
-			if err != nil {
-				c.Close(fmt.Errorf("write to %v: %w", c.nc.RemoteAddr(), err))
-			}
 			return
 		}
 		b, from = c.takeQueue(), 0
@@ -484,14 +486,35 @@ func (c *Conn) write(b []byte, from int) {
 	}
 }
 
+// writeFailed ends the writer's turn, which failed with err, and the connection. A peer that hangs up has often said why: it answers a
+// request with an error and closes, while we still write. So while requests wait for an answer Serve first reads what came, for
+// lingerTime at most.
+func (c *Conn) writeFailed(err error) {
+	away := !errors.Is(err, os.ErrDeadlineExceeded)
+	if !away {
+		err = Errorf(CodeBusy, "%v takes nothing for %v", c.nc.RemoteAddr(), c.o.WriteTimeout)
+	}
+	err = fmt.Errorf("write to %v: %w", c.nc.RemoteAddr(), err)
+	c.mu.Lock()
+	c.stopWriting()
+	if away && len(c.mu.pending) > 0 && c.mu.shut == nil && c.broken() == nil {
+		c.mu.failed = err
+		c.nc.SetReadDeadline(time.Now().Add(lingerTime)) // an error means that it is closed: reading ends
+		c.mu.Unlock()
+		return
+	}
+	c.mu.Unlock()
+	c.Close(err)
+}
+
 // Written waits until all that was queued before has been written.
 func (c *Conn) Written(ctx context.Context) error {
 	for {
 		c.Flush()
 		c.mu.Lock()
-		if c.mu.cause != nil {
-			defer c.mu.Unlock()
-			return c.mu.cause
+		if err := c.broken(); err != nil {
+			c.mu.Unlock()
+			return err
 		}
 		if !c.mu.writing && len(c.mu.queue) == 0 {
 			c.mu.Unlock()
@@ -578,7 +601,7 @@ func (c *Conn) Serve() error {
 	defer func() { c.in.drop(c.o.Buffers) }() // also when a hook panics
 	err := c.serve()
 	c.mu.Lock()
-	shut := c.mu.shut
+	shut, failed := c.mu.shut, c.mu.failed
 	c.mu.Unlock()
 	refused, ok := errors.AsType[*refusal](err)
 	switch {
@@ -589,6 +612,10 @@ func (c *Conn) Serve() error {
 	case shut != nil:
 		err = shut
 		c.linger()
+	case failed != nil:
+		if _, said := asCodeError(err); !said {
+			err = failed // which came before the end of what could be read
+		}
 	}
 	c.Close(err)
 	c.writers.Wait()

@@ -190,6 +190,52 @@ func TestConnEndsWhileWriting(t *testing.T) {
 	}
 }
 
+// lateConn is a pipe's end at which the news of a peer that hung up comes before what the peer said: reading and writing take their
+// time. To be used with fake time.
+type lateConn struct{ net.Conn }
+
+func (c lateConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	time.Sleep(2 * time.Millisecond)
+	return n, err
+}
+
+func (c lateConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	time.Sleep(time.Millisecond)
+	return n, err
+}
+
+// TestConnSaidBeforeEnd shows that an answer wins over a write that fails because the peer hung up after it: of a request written whole,
+// of one too large to be read, and of another one that was still to be written; and that what the peer did not answer ends as ever.
+func TestConnSaidBeforeEnd(t *testing.T) {
+	for name, size := range map[string]int{"small": 10, "too large": 2 * writeChunkBytes} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cn, sn := net.Pipe()
+				client := serve(t, NewConn(lateConn{cn}, ConnOptions{}))
+				serve(t, NewConn(sn, ConnOptions{FrameBytesMax: HelloBytesMax, Handler: func(c *Conn, f Frame) {
+					err := Errorf(CodeTooLarge, "refused")
+					c.ReplyError(f.Request, f.Command, err)
+					c.Shut(err)
+				}}))
+				results := make(chan error, 2)
+				for range 2 {
+					if _, err := client.Start(CommandProduce, nil, make([]byte, size), func(_ Frame, err error) { results <- err }); err != nil {
+						t.Fatal(err)
+					}
+					client.Flush() // the second one waits for the writer
+				}
+				wantCode(t, <-results, CodeTooLarge)
+				if err := <-results; CodeOf(err) != CodeUnknown && CodeOf(err) != CodeDisconnected {
+					t.Errorf("the second ends with %v", err)
+				}
+				<-client.Closed()
+			})
+		})
+	}
+}
+
 // TestConnCancel shows that a call ends with its context, that its late answer disturbs nobody, and that Cancel tells who
 // was first.
 func TestConnCancel(t *testing.T) {

@@ -378,15 +378,24 @@ func (b behind) View() *meta.Snapshot { return b.view }
 // (a subscription that was deleted is not made again), nor what they let him say of a newer revision (a limit that was set is not lifted).
 func TestRightsOfWhatIsThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, n := office(t)
+		c, _ := office(t)
 		defer c.close()
 		mine := producerKey("payments", "shop") // of joe's app, to a topic that is not his
 		c.write(map[meta.Key]meta.Spec{mine: &meta.Producer{}})
-		n.store = behind{n.store, c.stores[0].View()}
+		n, err := NewNode(NodeOptions{
+			Store: behind{c.stores[0].Another(), c.stores[0].View()},
+			Self: func() *wire.HeartbeatRequest {
+				return &wire.HeartbeatRequest{Node: "registry-behind", Boot: "boot-behind", Roles: []string{RoleRegistry}}
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer n.Close()
 
 		c.write(map[meta.Key]meta.Spec{mine: &meta.Producer{Limit: meta.Limit{MessagesPerSecond: 1}}})
 		limited := c.stores[0].View()
-		_, err := apply(n, user("joe"), one(&wire.ObjectWrite{Object: object(mine, `{"description":"no limit"}`), Expect: uint64(limited.Get(mine).Revision)}))
+		_, err = apply(n, user("joe"), one(&wire.ObjectWrite{Object: object(mine, `{"description":"no limit"}`), Expect: uint64(limited.Get(mine).Revision)}))
 		wantCode(t, err, wire.CodeForbidden)
 
 		c.write(map[meta.Key]meta.Spec{mine: nil})
