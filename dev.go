@@ -102,7 +102,7 @@ func devWelcome(w io.Writer, c server.Config, s *server.Server, log string, took
 	fmt.Fprintf(&b, "  log     %s\n", log)
 	fmt.Fprintf(&b, "  topic   %s\n\n", devTopic)
 	self, at := ownCommand(), ""
-	if s.WireAddress() != addressDefault || os.Getenv(envAddress) != "" {
+	if p, err := new(connection).where(); s.WireAddress() != addressDefault || err != nil || p.address != addressDefault {
 		at = " --address " + s.WireAddress()
 	}
 	fmt.Fprintf(&b, "Try this in another terminal:\n\n")

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -308,7 +309,13 @@ func printObjects(w io.Writer, output string, k meta.Kind, objects ...*admin.Obj
 
 // operate connects and calls f with the calls about the metadata, within the connection's timeout.
 func (c *connection) operate(cmd *cobra.Command, f func(context.Context, *admin.Admin) error) error {
-	return c.call(cmd, func(ctx context.Context, cl *client.Client) error { return f(ctx, admin.New(cl)) }, client.WithApp(appOfThisUser()))
+	return c.call(cmd, func(ctx context.Context, cl *client.Client) error {
+		err := f(ctx, admin.New(cl))
+		if errors.Is(err, client.ErrDisconnected) {
+			err = fmt.Errorf("%w; no registry node answers: messages go on, nothing can be changed", err)
+		}
+		return err
+	}, client.WithApp(appOfThisUser()))
 }
 
 // changing is the flags of every command that changes objects.

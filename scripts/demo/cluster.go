@@ -19,7 +19,7 @@ import (
 
 const (
 	clusterBrokers = 3
-	// A limit must be in force so soon after the command that set it has ended.
+	// A limit must be in force so soon after the command that sets it has begun.
 	limitWithin = 2 * time.Second
 	limitWindow = 500 * time.Millisecond // over which the rate is measured
 )
@@ -189,10 +189,10 @@ func (c *cluster) restart(ctx context.Context, r *run, n *localcluster.Node) err
 func (c *cluster) setLimit(ctx context.Context, r *run) error {
 	rate := float64(len(r.orders)) / c.takes.Seconds()
 	c.limit = max(1, int(rate/float64(len(c.groups))/5))
+	set := time.Now() // before the command begins
 	if err := c.applyLimit(ctx, c.limit); err != nil {
 		return err
 	}
-	set := time.Now()
 	// What a window may have: what flows in, and some that were under way.
 	most := int64(float64(c.limit*len(c.groups))*limitWindow.Seconds()*1.3) + 3
 	type sample struct {
@@ -205,7 +205,7 @@ func (c *cluster) setLimit(ctx context.Context, r *run) error {
 		last := samples[len(samples)-1]
 		i := slices.IndexFunc(samples, func(s sample) bool { return last.at.Sub(s.at) <= limitWindow })
 		if i > 0 && last.count-samples[i-1].count <= most {
-			c.took = max(samples[i-1].at.Sub(set), time.Millisecond)
+			c.took = samples[i-1].at.Sub(set)
 			tick.Stop()
 			break
 		}
@@ -233,7 +233,7 @@ func (c *cluster) judge(out io.Writer) []string {
 	if c.took == 0 {
 		return []string{fmt.Sprintf("the limit of %d messages/s a broker was not in force within %v", c.limit, 2*limitWithin)}
 	}
-	fmt.Fprintf(out, "limit %d messages/s a broker, set by jmq apply, in force after %.2f s\n", c.limit, c.took.Seconds())
+	fmt.Fprintf(out, "limit %d messages/s a broker, in force %.2f s after jmq apply began\n", c.limit, c.took.Seconds())
 	if c.took > limitWithin {
 		return []string{fmt.Sprintf("the limit was in force after %v, not within %v", c.took, limitWithin)}
 	}

@@ -8,7 +8,7 @@
 //	db/                     MariaDB: data, log, pid
 //	r1/ r2/ .. b1/ b2/ ..   a node each: jmq.yaml, data, log, pid
 //
-// Processes go on when the program that started them ends; their pids say which are ours.
+// Processes go on when the program that started them ends, unless Attached; their pids say which are ours.
 package localcluster
 
 import (
@@ -22,6 +22,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -47,7 +48,7 @@ type Options struct {
 	Brokers    int    // each of a broker group of its own; 0: 3
 	// Segment is the size of the brokers' journal segments; 0: 64 MiB.
 	Segment int64
-	// Attached: the database ends with this process, and can be killed and started by Database.
+	// Attached: all of it ends with this process, and the database can be killed and started by Database.
 	Attached bool
 }
 
@@ -77,6 +78,7 @@ type nodeState struct {
 type Node struct {
 	nodeState
 	dir, binary string
+	attached    bool          // it ends with this process
 	ended       chan struct{} // closed when a process that we started has ended; nil: it is not ours to wait for
 }
 
@@ -113,7 +115,7 @@ func Open(o Options) (*Cluster, error) {
 		return nil, err
 	}
 	for _, n := range c.state.Nodes {
-		c.Nodes = append(c.Nodes, &Node{nodeState: n, dir: c.path(n.Name), binary: o.Binary})
+		c.Nodes = append(c.Nodes, &Node{nodeState: n, dir: c.path(n.Name), binary: o.Binary, attached: o.Attached})
 	}
 	return c, nil
 }
@@ -376,14 +378,25 @@ func (n *Node) begin() error {
 	cmd := exec.Command(n.binary, "run", n.Role, "--config", n.config())
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = n.dir, environment(), log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a Ctrl-C is not for it
-	if err := cmd.Start(); err != nil {
+	if n.attached {
+		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	}
+	started, ended := make(chan error), make(chan struct{})
+	go func() { // ends with the process, or with ours
+		// The signal at our end is bound to the thread that started it: that thread stays while the node runs.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		defer close(ended)
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait() // how it ended is in its log
+		}
+	}()
+	if err := <-started; err != nil {
 		return fmt.Errorf("start %s: %w", n.Name, err)
 	}
-	n.ended = make(chan struct{})
-	go func(ended chan struct{}) { // ends with the process, or with ours
-		defer close(ended)
-		_ = cmd.Wait() // how it ended is in its log
-	}(n.ended)
+	n.ended = ended
 	return os.WriteFile(n.pidFile(), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"), 0o600)
 }
 
