@@ -72,7 +72,7 @@ type AuthConfig struct {
 // RegistryClient is how a node without the registry role reaches one.
 type RegistryClient struct {
 	Addresses      []string `yaml:"addresses" help:"registry nodes; empty: this process runs the role, or the broker stands alone"`
-	CredentialFile string   `yaml:"credentialFile" help:"file with id and secret by which this node says who it is, only readable by its owner"`
+	CredentialFile string   `yaml:"credentialFile" help:"file with id and secret by which this node says who it is, only readable by its owner; read again for each connection"`
 	CAFile         string   `yaml:"caFile" help:"authorities of the registry's certificate, PEM; empty: no TLS"`
 	CertFile       string   `yaml:"certFile" help:"certificate that this node shows instead of a credential, PEM"`
 	KeyFile        string   `yaml:"keyFile" help:"its key"`
@@ -295,6 +295,9 @@ func (c *Config) Validate() error {
 	pair("node.registry.certFile", n.Registry.CertFile, "node.registry.keyFile", n.Registry.KeyFile)
 	pair("node.registry.keyFile", n.Registry.KeyFile, "node.registry.certFile", n.Registry.CertFile)
 	pair("node.registry.certFile", n.Registry.CertFile, "node.registry.caFile", n.Registry.CAFile)
+	if n.Registry.CertFile != "" && n.Registry.CredentialFile != "" {
+		bad("node.registry.credentialFile", n.Registry.CredentialFile, "must be empty when node.registry.certFile is not: a node shows one of both")
+	}
 	if c.Registry.DSN != "" {
 		if err := (sqlstore.Location{DSN: c.Registry.DSN, Insecure: c.Registry.Insecure}).Validate(); err != nil {
 			bad("registry.dsn", "(not shown)", err.Error())

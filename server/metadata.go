@@ -118,7 +118,8 @@ func (md *metadata) follow(context.Context) (err error) {
 		return &StartError{What: "certificates for the registry", Err: err, Next: "see node.registry.caFile, certFile and keyFile"}
 	}
 	if n.CredentialFile != "" {
-		if o.Credentials, err = client.ReadCredentials(n.CredentialFile); err != nil {
+		o.Credentials = func() (wire.Credentials, error) { return client.ReadCredentials(n.CredentialFile) }
+		if _, err := o.Credentials(); err != nil {
 			return &StartError{What: "credential " + n.CredentialFile, Err: err, Next: "jmq registry init writes one for nodes: see node.registry.credentialFile"}
 		}
 	}

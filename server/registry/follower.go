@@ -43,8 +43,9 @@ type FollowerOptions struct {
 	Addresses []string
 	// Dial connects, with TLS where that is wanted. Default: TCP.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
-	// Credentials are shown after the hello when the node asks for them. Zero: none (a certificate says it).
-	Credentials wire.Credentials
+	// Credentials are proven after the hello. They are asked for with each connection, so that others can be taken into use. Nil: none (a
+	// certificate says it).
+	Credentials func() (wire.Credentials, error)
 	// Self is what this node says of itself in heartbeats; generation and metadata version are filled in by the follower: it must
 	// be a new one each time. It is asked every 0.5 s, and must not block.
 	Self func() *wire.HeartbeatRequest
@@ -339,16 +340,23 @@ func (f *Follower) follow(address string) (answered bool, err error) {
 func (f *Follower) greet(ctx context.Context, conn *wire.Conn) error {
 	self := f.o.Self()
 	id := self.Node + "/" + self.Boot
-	hello, err := conn.Hello(ctx, &wire.HelloRequest{ClientId: id[:min(len(id), clientIDMax)], Sdk: followerName, Credential: f.o.Credentials.ID})
+	var who wire.Credentials
+	if f.o.Credentials != nil {
+		var err error
+		if who, err = f.o.Credentials(); err != nil {
+			return err
+		}
+	}
+	hello, err := conn.Hello(ctx, &wire.HelloRequest{ClientId: id[:min(len(id), clientIDMax)], Sdk: followerName, Credential: who.ID})
 	if err != nil {
 		return err
 	}
-	if f.o.Credentials.ID != "" {
+	if f.o.Credentials != nil {
 		if !hello.Authenticate {
 			// Whoever listens at a registry's address while it is down could say what it likes, and everybody's rights are among that.
 			return wire.Errorf(wire.CodeUnauthenticated, "%v does not prove that it knows our credential: it must ask for it (node.auth.required)", conn.RemoteAddr())
 		}
-		if _, err := conn.Authenticate(ctx, f.o.Credentials); err != nil {
+		if _, err := conn.Authenticate(ctx, who); err != nil {
 			return err
 		}
 	}

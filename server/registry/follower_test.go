@@ -516,7 +516,9 @@ func TestImpostor(t *testing.T) {
 			c.hosts.up(registryAddress(0), wire.NewHandler(wire.Services{Registry: c.nodes[0]}, wire.HandlerOptions{Authenticator: a}))
 		}
 		serve(nil)
-		f := c.follower("a", func(o *FollowerOptions) { o.Credentials = wire.Credentials{ID: "id", Secret: "secret"} })
+		f := c.follower("a", func(o *FollowerOptions) {
+			o.Credentials = func() (wire.Credentials, error) { return wire.Credentials{ID: "id", Secret: "secret"}, nil }
+		})
 		defer f.Close()
 		for name, a := range map[string]wire.Authenticator{"asks nothing": nil, "knows half": knows{id: "id", v: bad}} {
 			serve(a)

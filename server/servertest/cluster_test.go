@@ -21,6 +21,7 @@ import (
 // TestSplit takes a process with all roles apart: a registry on its metadata file, a broker on its data folder. What was sent and not
 // consumed is there, groups stand where they stood, settings hold, and clients are the same programs with the same addresses.
 func TestSplit(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "metadata.db")
 	all := Start(t, func(c *server.Config) {
 		c.Node.Name = "one"
@@ -111,6 +112,7 @@ func dial(t *testing.T, s *Server, options ...client.Option) *client.Client {
 
 // TestElsewhere asks each node for everything: what its role does not do is answered with the addresses of those who do.
 func TestElsewhere(t *testing.T) {
+	t.Parallel()
 	c := StartCluster(t, ClusterOptions{Registries: 2, BrokerGroups: 2})
 	c.Registries[0].CreateTopic("orders", 1)
 	alone := Start(t)
@@ -190,6 +192,7 @@ var requests = map[wire.Command]proto.Message{
 // TestRegistryOutage kills registry nodes one by one and all, and takes the database away for longer than silence is borne:
 // messages flow all the time, a broker and a client start anew meanwhile, and nobody leaves the routes.
 func TestRegistryOutage(t *testing.T) {
+	t.Parallel()
 	stores := []*meta.Memory{meta.NewMemory(nil)}
 	for len(stores) < 3 {
 		stores = append(stores, stores[0].Another())

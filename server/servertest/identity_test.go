@@ -49,6 +49,7 @@ func (c *Cluster) as(who wire.Credentials) *client.Client {
 // TestRights lets an app do what it was granted, and refuses everything else with one clear code: unknown people, wrong secrets, names with
 // SQL in them, other apps' topics and groups.
 func TestRights(t *testing.T) {
+	t.Parallel()
 	c := secured(t, ClusterOptions{})
 	shop, other := c.CreateCredential(meta.OwnerApp, "shop"), c.CreateCredential(meta.OwnerApp, "other")
 	f := startFlow(t, c.as(shop), c.as(shop), "orders", "shop")
@@ -259,6 +260,7 @@ func (c *Cluster) fetchOnce(ctx context.Context, who wire.Credentials) error {
 // TestTLS has all connections encrypted: clients, brokers to the registry, a node that shows a certificate in place of a credential, and the
 // admin port. Certificates are exchanged while messages flow, and what cannot be used is told and changes nothing.
 func TestTLS(t *testing.T) {
+	t.Parallel()
 	authority := NewAuthority(t)
 	c := &Cluster{t: t, Authority: authority}
 	options := func(name string, roles ...server.Role) Option {

@@ -15,6 +15,7 @@ import (
 // TestStopAndStart stops and starts nodes of every role in every order while messages flow: what was acknowledged is never lost, and what is
 // left goes on. A broker that has never known a registry waits for one, and says so.
 func TestStopAndStart(t *testing.T) {
+	t.Parallel()
 	c := StartCluster(t, ClusterOptions{BrokerGroups: 2})
 	c.Apply(Object{Key(meta.KindTopic, "orders"), &meta.Topic{Partitions: 2, BrokerGroups: []string{"bg1", "bg2"}}})
 	r, one, two := c.Registries[0], c.Brokers[0], c.Brokers[1]
