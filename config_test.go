@@ -251,3 +251,16 @@ func FuzzConfigFile(f *testing.F) {
 		}
 	})
 }
+
+// TestConfigCheckSecrets shows that what a configuration holds is printed without the password of the database, right or wrong.
+func TestConfigCheckSecrets(t *testing.T) {
+	for dsn, want := range map[string]int{
+		"jmq:hunter2@tcp(127.0.0.1:3306)/jmq": exitOK, "jmq:hunter2@nonsense": exitUsage, "jmq:hunter2@tcp(db:3306)/jmq": exitUsage, "jmq:hun/ter2@tcp(127.0.0.1:3306)/jmq": exitOK,
+	} {
+		var out, errs bytes.Buffer
+		code := execute(context.Background(), []string{"config", "check", "--registry.dsn", dsn}, strings.NewReader(""), &out, &errs)
+		if text := out.String() + errs.String(); code != want || strings.Contains(text, "ter2") || code == exitOK && !strings.Contains(text, "registry.dsn = jmq@tcp(127.0.0.1:3306)/jmq\n") {
+			t.Errorf("%s: exit %d: %s", dsn, code, text)
+		}
+	}
+}

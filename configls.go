@@ -5,6 +5,8 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+
+	"github.com/jmqio/jmq/server/meta/sqlstore"
 )
 
 type keyInfo struct {
@@ -39,7 +41,11 @@ func configCommand() *cobra.Command {
 				return err
 			}
 			for _, k := range configKeys() {
-				fmt.Fprintln(cmd.OutOrStdout(), k.name, "=", k.field(&c).Interface())
+				v := k.field(&c).Interface()
+				if dsn := c.Registry.DSN; k.name == "registry.dsn" && dsn != "" {
+					v = sqlstore.Location{DSN: dsn}.String() // without its password
+				}
+				fmt.Fprintln(cmd.OutOrStdout(), k.name, "=", v)
 			}
 			return nil
 		},
