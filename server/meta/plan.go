@@ -37,8 +37,8 @@ func Initial(g Generation) *Snapshot {
 
 // Plan says what a change makes of s, and does nothing: the next snapshot, of version s.Version+1, the objects that it changes, and what the audit
 // keeps of it (without ids). All stores use it. Writes that change nothing are left out; if all do, changed is empty and next is s. Warnings
-// are for people; the change is made in spite of them. Errors are *wire.CodeError: CodeConflict, CodeNotFound, CodeExists, CodeInUse, CodeInvalid, and
-// those of MayWrite.
+// are for people; the change is made in spite of them. Errors are *wire.CodeError: CodeConflict, CodeNotFound, CodeExists, CodeInUse, CodeInvalid,
+// CodeMetadataAway (Change.Seen), and those of MayWrite.
 func (s *Snapshot) Plan(c Change, now time.Time) (next *Snapshot, changed []*Object, audit []AuditEntry, warnings []string, err error) {
 	p := plan{s: s, v: s.Version + 1, now: now, writes: map[Key]*Object{}}
 	if err := p.run(c); err != nil {
@@ -112,6 +112,9 @@ type plan struct {
 
 func (p *plan) run(c Change) error {
 	switch {
+	case c.Seen.Generation == p.s.Generation && c.Seen.Version > p.s.Version:
+		// Versions would be given twice, and who has the first ones would take what comes later for what follows them.
+		return wire.Errorf(wire.CodeMetadataAway, "the database is at version %d, and nodes have version %d of the same generation: it is an older copy; bring the newer one back, or say that this one counts: jmq registry new-generation", p.s.Version, c.Seen.Version)
 	case len(c.Writes) == 0:
 		return wire.Errorf(wire.CodeInvalid, "the change writes nothing")
 	case len(c.Writes) > WritesMax:

@@ -34,9 +34,16 @@ type Actor struct {
 	Addr string
 }
 
+// Mark is a place in the history of metadata.
+type Mark struct {
+	Generation Generation
+	Version    Version
+}
+
 // Change is one change of one or more objects.
 type Change struct {
 	By     Actor
+	Seen   Mark     // what somebody is known to have been told: metadata of that generation which is behind it went back, and takes no change
 	As     *Subject // must have the right to each write (MayWrite), in the snapshot that the change is made of; nil: nobody is asked
 	Reason string
 	Writes []Write // at most 1,000; no key twice

@@ -158,7 +158,7 @@ func named(k meta.Key, err error) error {
 func (n *Node) applyOnce(ctx context.Context, r *wire.ApplyObjectsRequest, asked []meta.Write) (*wire.ApplyObjectsResponse, error) {
 	s := n.store.View()
 	who, _ := subjectOf(ctx)
-	c := meta.Change{By: meta.ActorOf(who), As: &who, Reason: r.Reason, DryRun: r.DryRun, Writes: slices.Clone(asked)}
+	c := meta.Change{By: meta.ActorOf(who), As: &who, Seen: n.seen(), Reason: r.Reason, DryRun: r.DryRun, Writes: slices.Clone(asked)}
 	befores := make([]*meta.Object, len(asked))
 	for i := range c.Writes {
 		w := &c.Writes[i]
@@ -279,7 +279,7 @@ func (n *Node) createCredential(ctx context.Context, r *wire.CreateCredentialReq
 		return nil, err
 	}
 	c.Salt, c.Iterations, c.StoredKey, c.ServerKey = v.Salt, v.Iterations, v.StoredKey, v.ServerKey
-	_, err = n.store.Update(ctx, meta.Change{By: meta.ActorOf(who), As: &who, Reason: r.Reason, Writes: []meta.Write{{Key: key, Spec: c, Expect: meta.Expect{Create: true}}}})
+	_, err = n.store.Update(ctx, meta.Change{By: meta.ActorOf(who), As: &who, Seen: n.seen(), Reason: r.Reason, Writes: []meta.Write{{Key: key, Spec: c, Expect: meta.Expect{Create: true}}}})
 	if err != nil {
 		return nil, err
 	}

@@ -165,6 +165,19 @@ func (n *Node) hearSelf() {
 	}
 }
 
+// seen is the newest metadata of this generation that any node says to have.
+func (n *Node) seen() meta.Mark {
+	m := meta.Mark{Generation: n.store.View().Generation}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, x := range n.mu.nodes {
+		if x.last != nil && x.last.Generation == uint64(m.Generation) {
+			m.Version = max(m.Version, meta.Version(x.last.MetadataVersion))
+		}
+	}
+	return m
+}
+
 // tell wakes those who wait for news of nodes. n.mu is held.
 func (n *Node) tell() {
 	if n.mu.told != nil {
@@ -381,6 +394,7 @@ func (n *Node) due() []finding {
 func (n *Node) write(f finding) {
 	ctx, cancel := context.WithTimeout(n.ctx, beatTimeout)
 	defer cancel()
+	f.change.Seen = n.seen()
 	_, err := n.store.Update(ctx, f.change)
 	log := n.o.Logger.With("broker", f.broker, "brokerGroup", f.after.BrokerGroup)
 	switch wire.CodeOf(err) {

@@ -317,3 +317,49 @@ func TestBadHeartbeats(t *testing.T) {
 		}
 	})
 }
+
+// TestOlderDatabase shows that registry nodes which start on an older copy of the database, and cannot know it, take no change while a broker knows
+// better: versions would be given twice. Nothing that was taken from anybody comes back at the broker. With a new generation it is taken as it is.
+func TestOlderDatabase(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 1)
+		defer c.close()
+		c.write(map[meta.Key]meta.Spec{appKey("shop"): &meta.App{}})
+		copied := c.stores[0].View()
+		f := c.follower("a", nil)
+		defer f.Close()
+		time.Sleep(2 * time.Second)
+		c.write(map[meta.Key]meta.Spec{appKey("shop"): &meta.App{Disabled: true}})
+		time.Sleep(2 * time.Second)
+		seen := f.Snapshot().Version
+
+		c.stop(0)
+		older := meta.NewMemory(nil)
+		for older.View().Version < copied.Version { // another history, which ends before
+			write(t, older, map[meta.Key]meta.Spec{appKey("shop"): &meta.App{Description: fmt.Sprint(older.View().Version)}})
+		}
+		c.stores[0] = older
+		c.start(0)
+		time.Sleep(10 * time.Second)
+		for range 3 {
+			_, err := c.nodes[0].ApplyObjects(context.Background(), one(&wire.ObjectWrite{Object: object(appKey("new"), `{}`), Any: true}))
+			wantCode(t, err, wire.CodeMetadataAway)
+			_, err = c.nodes[0].CreateTopic(context.Background(), &wire.CreateTopicRequest{Topic: "new", Partitions: 1})
+			wantCode(t, err, wire.CodeMetadataAway)
+		}
+		if s := f.Snapshot(); s.Version != seen || !s.App(meta.NamespaceDefault, "shop").Disabled {
+			t.Errorf("the broker has version %d, %+v", s.Version, s.App(meta.NamespaceDefault, "shop"))
+		}
+		if _, err := c.nodes[0].NewGeneration(context.Background(), &wire.NewGenerationRequest{Reason: "restored"}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		if _, err := c.nodes[0].ApplyObjects(context.Background(), one(&wire.ObjectWrite{Object: object(appKey("new"), `{}`), Any: true})); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Second)
+		if s := f.Snapshot(); s.App(meta.NamespaceDefault, "new") == nil || s.App(meta.NamespaceDefault, "shop").Disabled {
+			t.Errorf("the broker has not what the new generation says: version %d", s.Version)
+		}
+	})
+}

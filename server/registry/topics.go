@@ -105,7 +105,7 @@ func (n *Node) tryTopic(ctx context.Context, name, reason string, to func(before
 		if err := s.MayWrite(who, key, was, after); err != nil {
 			return nil, err
 		}
-		next, err := n.store.Update(ctx, meta.Change{By: meta.ActorOf(who), As: &who, Reason: reason, Writes: []meta.Write{{Key: key, Spec: after, Expect: expect}}})
+		next, err := n.store.Update(ctx, meta.Change{By: meta.ActorOf(who), As: &who, Seen: n.seen(), Reason: reason, Writes: []meta.Write{{Key: key, Spec: after, Expect: expect}}})
 		switch wire.CodeOf(err) {
 		case wire.CodeOK:
 		case wire.CodeConflict, wire.CodeExists, wire.CodeNotFound:
