@@ -581,7 +581,7 @@ func TestGrantCosts(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() {
 		a, errA := r.broker.granted(p, &one, queueOf(&one), "")
 		b, errB := r.broker.granted(p, &two, queueOf(&two), "")
-		if errA != nil || errB != nil || r.broker.take(a, 1, 100) != nil || r.broker.take(b, 1, 100) != nil {
+		if errA != nil || errB != nil || r.broker.take(a, time.Now(), 1, 100) != nil || r.broker.take(b, time.Now(), 1, 100) != nil {
 			t.Error(errA, errB)
 		}
 	}); n != 0 {

@@ -23,6 +23,7 @@ type fetchCall struct {
 	peer     *wire.Peer
 	grant    *grant
 	bytesMax int
+	at       time.Time       // it came, or was given something after it waited
 	until    time.Time       // of the wait
 	stop     func() bool     // of the watch over ctx, while parked
 	unread   *wire.CodeError // a partition could not be read
@@ -84,12 +85,13 @@ func (b *Broker) fetchCall(ctx context.Context, r *wire.FetchRequest, done func(
 		c.Max = min(c.Max, g.batch)
 	}
 	if !r.Leave {
-		if c.Max, c.bytesMax, err = b.most(g, c.Max, c.bytesMax); err != nil {
+		c.at = time.Now()
+		if c.Max, c.bytesMax, err = b.most(g, c.at, c.Max, c.bytesMax); err != nil {
 			return nil, err
 		}
 	}
-	if r.WaitMs > 0 {
-		c.until = time.Now().Add(min(time.Duration(r.WaitMs)*time.Millisecond, waitMax))
+	if r.WaitMs > 0 && !r.Leave {
+		c.until = c.at.Add(min(time.Duration(r.WaitMs)*time.Millisecond, waitMax))
 	}
 	c.Waiter = c
 	return c, nil
@@ -170,6 +172,9 @@ func (c *fetchCall) resume() {
 	c.unwatch()
 	switch {
 	case c.Err == nil:
+		if c.grant.limits[0] != nil {
+			c.at = time.Now()
+		}
 		if !c.deliver() {
 			c.take()
 		}
@@ -227,7 +232,7 @@ func (c *fetchCall) deliver() bool {
 	if to := min(next, l.To); to < l.To {
 		b.dispatch.Shrink(c.Queue, l, to)
 	}
-	b.charge(c.grant, l.Len(), len(out))
+	b.charge(c.grant, c.at, l.Len(), len(out))
 	b.metrics.delivered(l.Len(), len(out))
 	c.answer(&wire.FetchResponse{
 		Lease: l.ID, Partition: l.Partition, From: uint64(l.From), To: uint64(l.To), LeaseMs: uint32(l.For.Milliseconds()),

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,12 +12,13 @@ import (
 
 // bucket holds as many tokens as flow into it in a second. It is written as the time at which it will be full:
 //
-//	tokens = rate * (1 s - max(full - now, 0)), below 0 when more were taken than were there
+//	tokens = (1 s - max(full - now, 0)) / each, below 0 when more were taken than were there
 //
-// Whoever takes more than it ever holds is served when it is full. Without a lock and without memory of its own.
+// Whoever takes more than it ever holds is served when it is full. Without a lock and without memory of its own, and without a division:
+// a request meets eight of them.
 type bucket struct {
-	rate atomic.Int64 // tokens a second; 0: no limit
-	full atomic.Int64 // nanoseconds since the broker's start
+	each atomic.Uint64 // nanoseconds in which a token flows in, the bits of a float64; 0: no limit
+	full atomic.Int64  // nanoseconds since the broker's start
 }
 
 const (
@@ -26,19 +28,20 @@ const (
 	debtMost    = 1 << 61        // nanoseconds
 )
 
+// perToken returns each; 0: no limit.
+func (b *bucket) perToken() float64 { return math.Float64frombits(b.each.Load()) }
+
 // fills returns how long n tokens take to flow in.
-func fills(n, rate int64) int64 {
-	return min(n, fillsMost) * bucketTime / rate
-}
+func fills(n int64, each float64) int64 { return int64(float64(min(n, fillsMost)) * each) }
 
 // take takes n tokens, and returns 0, or how long to wait for them.
 func (b *bucket) take(now, n int64) time.Duration {
 	for {
-		rate, full := b.rate.Load(), b.full.Load()
-		if rate == 0 {
+		each, full := b.perToken(), b.full.Load()
+		if each == 0 {
 			return 0
 		}
-		takes, at := fills(n, rate), max(full, now)
+		takes, at := fills(n, each), max(full, now)
 		if wait := at - now - max(bucketTime-takes, 0); wait > 0 {
 			return time.Duration(wait)
 		}
@@ -50,16 +53,16 @@ func (b *bucket) take(now, n int64) time.Duration {
 
 // giveBack undoes a take.
 func (b *bucket) giveBack(n int64) {
-	if rate := b.rate.Load(); rate > 0 {
-		b.full.Add(-fills(n, rate))
+	if each := b.perToken(); each > 0 {
+		b.full.Add(-fills(n, each))
 	}
 }
 
 // charge takes n tokens, whether they are there or not.
 func (b *bucket) charge(now, n int64) {
 	for {
-		rate, full := b.rate.Load(), b.full.Load()
-		if rate == 0 || b.full.CompareAndSwap(full, min(max(full, now), debtMost)+fills(n, rate)) {
+		each, full := b.perToken(), b.full.Load()
+		if each == 0 || b.full.CompareAndSwap(full, min(max(full, now), debtMost)+fills(n, each)) {
 			return
 		}
 	}
@@ -67,40 +70,47 @@ func (b *bucket) charge(now, n int64) {
 
 // wait returns how long to wait for n tokens.
 func (b *bucket) wait(now, n int64) time.Duration {
-	rate := b.rate.Load()
-	if rate == 0 {
+	each := b.perToken()
+	if each == 0 {
 		return 0
 	}
-	return time.Duration(max(0, max(b.full.Load(), now)-now-max(bucketTime-fills(n, rate), 0)))
+	return time.Duration(max(0, max(b.full.Load(), now)-now-max(bucketTime-fills(n, each), 0)))
 }
 
 // has returns how many whole tokens there are, at most most.
 func (b *bucket) has(now, most int64) int64 {
-	rate := b.rate.Load()
-	if rate == 0 {
+	each := b.perToken()
+	if each == 0 {
 		return most
 	}
 	left := bucketTime - max(b.full.Load()-now, 0)
-	if left < fills(1, rate) {
+	switch {
+	case left < fills(1, each):
 		return 0
+	case left >= fills(most, each):
+		return most
 	}
-	return min(most, max(1, int64(float64(rate)*float64(left)/float64(bucketTime))))
+	return min(most, max(1, int64(float64(left)/each)))
 }
 
 // set changes the rate in place. A bucket that is empty or partly so stays as empty, in parts of itself, so that a limit that is lowered
 // silences nobody for the time in which the new rate would bring what the old one did in a second. What was taken beyond it stays a debt, in
 // tokens, which the new rate pays.
 func (b *bucket) set(now, rate int64) {
-	was := b.rate.Swap(rate)
-	if was == rate {
+	each := 0.0
+	if rate > 0 {
+		each = float64(bucketTime) / float64(rate)
+	}
+	was := math.Float64frombits(b.each.Swap(math.Float64bits(each)))
+	if was == each {
 		return
 	}
 	full := b.full.Load()
 	switch {
-	case was == 0 || rate == 0:
+	case was == 0 || each == 0:
 		b.full.Store(0)
 	case full-now > bucketTime:
-		debt := float64(full-now-bucketTime) * float64(was) / float64(rate)
+		debt := float64(full-now-bucketTime) * each / was
 		b.full.Store(now + bucketTime + int64(min(debt, debtMost)))
 	}
 }
@@ -157,6 +167,9 @@ func (l *limits) init() {
 }
 
 func (l *limits) now() int64 { return int64(time.Since(l.start)) }
+
+// since is now at a time that is known already: asking for it costs as much as all else of a limit.
+func (l *limits) since(at time.Time) int64 { return int64(at.Sub(l.start)) }
 
 // of returns the limiter of an object, nil if it has no limit. It is asked when rights are, not for each request.
 func (l *limits) of(m *metadata, k meta.Key) *limiter {
@@ -220,11 +233,11 @@ func limitOf(s *meta.Snapshot, k meta.Key) *meta.Limit {
 }
 
 // take takes a batch from all limits of g, or nothing.
-func (b *Broker) take(g *grant, messages, bytes int) error {
+func (b *Broker) take(g *grant, at time.Time, messages, bytes int) error {
 	if g.limits[0] == nil {
 		return nil
 	}
-	now, n, m := b.limits.now(), int64(messages), int64(bytes)
+	now, n, m := b.limits.since(at), int64(messages), int64(bytes)
 	for i, l := range g.limits {
 		if l == nil {
 			return nil
@@ -252,11 +265,11 @@ func (b *Broker) giveBack(g *grant, messages, bytes int) {
 
 // most returns how much a fetch of g may be given now, or an error when it must wait. What is given is charged when it is known: so
 // fetches at the same time may be given more than there is, and the next ones wait for it.
-func (b *Broker) most(g *grant, messages uint32, bytes int) (uint32, int, error) {
+func (b *Broker) most(g *grant, at time.Time, messages uint32, bytes int) (uint32, int, error) {
 	if g.limits[0] == nil {
 		return messages, bytes, nil
 	}
-	now := b.limits.now()
+	now := b.limits.since(at)
 	for _, l := range g.limits {
 		if l == nil {
 			break
@@ -271,11 +284,11 @@ func (b *Broker) most(g *grant, messages uint32, bytes int) (uint32, int, error)
 }
 
 // charge counts what a fetch was given.
-func (b *Broker) charge(g *grant, messages uint64, bytes int) {
+func (b *Broker) charge(g *grant, at time.Time, messages uint64, bytes int) {
 	if g.limits[0] == nil {
 		return
 	}
-	now := b.limits.now()
+	now := b.limits.since(at)
 	for _, l := range g.limits {
 		if l == nil {
 			return

@@ -288,7 +288,7 @@ func BenchmarkGrant(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			g, err := r.broker.granted(p, &orders, queueOf(&orders), "")
-			if err != nil || r.broker.take(g, 1, 1024) != nil {
+			if err != nil || r.broker.take(g, time.Now(), 1, 1024) != nil {
 				b.Fatal(err)
 			}
 		}
@@ -309,7 +309,7 @@ func BenchmarkGrant(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			g, err := r.broker.granted(p, &limited, queueOf(&limited), "")
-			if err != nil || r.broker.take(g, 1, 1024) != nil {
+			if err != nil || r.broker.take(g, time.Now(), 1, 1024) != nil {
 				b.Fatal(err)
 			}
 		}

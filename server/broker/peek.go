@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/jmqio/jmq/server/dispatch"
 	"github.com/jmqio/jmq/server/index"
@@ -60,14 +61,15 @@ func (b *Broker) peek(ctx context.Context, r *wire.PeekRequest) (*wire.PeekRespo
 	if from > end {
 		return nil, wire.Errorf(wire.CodeOutOfRange, "index %d is beyond the end of partition %d, %d", from, r.Partition, end)
 	}
-	messages, bytes, err := b.most(g, min(orDefault(r.MessagesMax, 1), peekMessagesMax), int(min(orDefault(r.BytesMax, bytesDefault), wire.FetchBytesMax)))
+	at := time.Now()
+	messages, bytes, err := b.most(g, at, min(orDefault(r.MessagesMax, 1), peekMessagesMax), int(min(orDefault(r.BytesMax, bytesDefault), wire.FetchBytesMax)))
 	if err != nil {
 		return nil, err
 	}
 	to := min(from+index.Index(messages), end)
 	out, next, err := b.store.Read(p, from, to, bytes, nil)
 	if to = min(next, to); to > from {
-		b.charge(g, uint64(to-from), len(out))
+		b.charge(g, at, uint64(to-from), len(out))
 	}
 	response := &wire.PeekResponse{From: uint64(from), To: uint64(to), First: uint64(first), End: uint64(end), Batches: out}
 	if gap, reason := gapOf(b.store, p, err); reason != 0 {

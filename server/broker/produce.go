@@ -82,7 +82,8 @@ func (c *produceCall) append(ctx context.Context, r *wire.ProduceRequest, done f
 	if err != nil {
 		return err
 	}
-	if err := b.take(g, batch.Count(), len(batch)); err != nil {
+	c.started = time.Now()
+	if err := b.take(g, c.started, batch.Count(), len(batch)); err != nil {
 		return err
 	}
 	c.route, c.id = 0, 0
@@ -104,7 +105,7 @@ func (c *produceCall) store(peer *wire.Peer, batch wire.Batch, p store.Partition
 	if err := c.judge(batch); err != nil {
 		return err
 	}
-	c.done, c.started, c.messages, c.bytes = done, time.Now(), batch.Count(), len(batch)
+	c.done, c.messages, c.bytes = done, batch.Count(), len(batch)
 	if peer.Batched {
 		return c.b.store.QueueBatch(p, batch, c.committed)
 	}
