@@ -55,6 +55,7 @@ test: deps check
 	.bin/demo -jmq ./jmq -small
 	.bin/demo -jmq ./jmq -small -retain
 	.bin/demo -jmq ./jmq -small -with-cluster
+	scripts/cluster test
 	$(GO) run ./scripts/bench -smoke
 	$(GO) run ./scripts/bench -full -smoke
 

@@ -23,6 +23,9 @@ func (c *connection) administer(cmd *cobra.Command, what string, f func(context.
 		err := f(ctx, cl.Operator(c.brokerGroup))
 		_, ours := errors.AsType[*codedError](err)
 		switch {
+		case err == nil && c.settles:
+			settle(ctx, admin.New(cl), 0)
+			return nil
 		case err == nil || ours:
 			return err
 		case errors.Is(err, client.ErrUnknown):

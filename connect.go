@@ -29,6 +29,7 @@ type connection struct {
 	timeout time.Duration
 
 	brokerGroup string // of commands that are about one; see brokerGroupFlag
+	settles     bool   // administer waits until what was changed is in force everywhere, where there is a registry
 }
 
 // place is where to connect to, and as whom. Each field may be empty.

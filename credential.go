@@ -152,7 +152,9 @@ func credentialCreateCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return out.print(cmd, textOfOwner(owner), made)
+				err = out.print(cmd, textOfOwner(owner), made)
+				settle(ctx, a, 0)
+				return err
 			})
 		},
 	}
@@ -302,6 +304,7 @@ one after the other.`,
 				if err != nil {
 					return fmt.Errorf("the new credential was made, and the old one is good still: %w", err)
 				}
+				settle(ctx, a, 0)
 				if out.output == "table" {
 					_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s ends %s\n", args[0], momentText(until, ""))
 				}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -335,8 +336,21 @@ func (c *changing) apply(ctx context.Context, cmd *cobra.Command, a *admin.Admin
 	r, err := a.Apply(ctx, admin.Change{Writes: writes, Reason: c.reason, DryRun: c.dryRun})
 	if err == nil {
 		warn(cmd, r.Warnings)
+		if !c.dryRun {
+			settle(ctx, a, r.Version)
+		}
 	}
 	return r, err
+}
+
+// settleWithin is how long a command waits until what it changed is in force everywhere.
+const settleWithin = 2 * time.Second
+
+// settle lets the next command of a script find what this one changed, whichever node it asks. It was changed in any case.
+func settle(ctx context.Context, a *admin.Admin, version uint64) {
+	ctx, cancel := context.WithTimeout(ctx, settleWithin)
+	defer cancel()
+	_ = a.InForce(ctx, version) // a node that is being lost is not waited for any longer
 }
 
 func warn(cmd *cobra.Command, warnings []string) {
@@ -476,6 +490,7 @@ func (c *changing) edit(ctx context.Context, cmd *cobra.Command, a *admin.Admin,
 		r, err := a.Edit(ctx, k, c.reason, change)
 		if err == nil {
 			warn(cmd, r.Warnings)
+			settle(ctx, a, r.Version)
 		}
 		return r, err
 	}

@@ -226,6 +226,7 @@ added later (jmq topic alter); they cannot be taken away.`,
 					return createTopicAtRegistry(ctx, cmd, a, output, args[0], spec)
 				})
 			}
+			c.settles = true
 			return c.administer(cmd, "create topic "+args[0], func(ctx context.Context, a wire.Admin) error {
 				r, err := a.CreateTopic(ctx, &wire.CreateTopicRequest{Topic: args[0], Partitions: uint32(partitions), Settings: settings})
 				if err != nil {
@@ -306,6 +307,7 @@ func alterTopic(cmd *cobra.Command, c *connection, r *wire.AlterTopicRequest, ou
 	if err := wire.CheckTopic(r.Topic); err != nil {
 		return usageError(err)
 	}
+	c.settles = true
 	return c.administer(cmd, "alter topic "+r.Topic, func(ctx context.Context, a wire.Admin) error {
 		answer, err := a.AlterTopic(ctx, r)
 		if err != nil {
@@ -364,6 +366,7 @@ The disk's space is free when the journal's segments with its messages go, which
 			if err := sure.ask(cmd, what+" with all its messages"); err != nil {
 				return err
 			}
+			c.settles = true
 			return c.administer(cmd, what, func(ctx context.Context, a wire.Admin) error {
 				r, err := a.DeleteTopic(ctx, &wire.DeleteTopicRequest{Topic: args[0], Reason: reason})
 				if err != nil {

@@ -317,6 +317,39 @@ func (a *Admin) Nodes(ctx context.Context) (*Nodes, error) {
 	return all, nil
 }
 
+// inForceEvery is how often InForce asks.
+const inForceEvery = 50 * time.Millisecond
+
+// InForce returns when a version of the metadata is in force at every node that lives: what was changed is known then wherever one
+// connects to. 0 is the newest that the registry node that answers knows. Nodes say so twice a second.
+func (a *Admin) InForce(ctx context.Context, version uint64) error {
+	tick := time.NewTicker(inForceEvery)
+	defer tick.Stop()
+	for {
+		all, err := a.Nodes(ctx)
+		if err != nil {
+			return err
+		}
+		if version == 0 {
+			version = all.Version
+		}
+		behind := ""
+		for _, n := range all.Nodes {
+			if !n.Away && len(all.Nodes) > 1 && (n.Generation < all.Generation || n.MetadataVersion < version) {
+				behind = n.Name
+			}
+		}
+		if behind == "" {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("node %s has not version %d of the metadata yet: %w", behind, version, ctx.Err())
+		}
+	}
+}
+
 // NewGeneration says that the database was restored from a copy or begun anew: everyone takes what it has from then on, although that may
 // be older than what is known.
 func (a *Admin) NewGeneration(ctx context.Context, reason string) (generation, version uint64, err error) {

@@ -90,20 +90,7 @@ func (c *cluster) inForce(ctx context.Context) error {
 	defer closeClient(cl)
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	for {
-		all, err := admin.New(cl).Nodes(ctx)
-		if err != nil {
-			return err
-		}
-		if len(all.Nodes) == len(c.Nodes) && !slices.ContainsFunc(all.Nodes, func(n admin.Node) bool { return n.MetadataVersion < all.Version }) {
-			return nil
-		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			return fmt.Errorf("not every node has version %d of the metadata: %w", all.Version, ctx.Err())
-		}
-	}
+	return admin.New(cl).InForce(ctx, 0)
 }
 
 func (c *cluster) credential(app string) string {
