@@ -621,3 +621,20 @@ func TestGrantsForgotten(t *testing.T) {
 }
 
 func queueOf(t *store.Topic) dispatch.Queue { return dispatch.Queue{Topic: topicKey(t)} }
+
+// TestAppGroups: an app makes subgroups as it likes, but not so many that others can make none.
+func TestAppGroups(t *testing.T) {
+	r := newRuled(t, Options{})
+	defer r.close()
+	r.orders(1)
+	pay, audit := r.app("pay", "p"), r.app("audit", "a")
+	for n := range appGroupsMax {
+		if err := r.join(pay, "orders", fmt.Sprint("pay.", n)); err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	wantCode(t, "one too many", r.join(pay, "orders", "pay.more"), wire.CodeTooLarge)
+	wantCode(t, "one of them", r.join(pay, "orders", "pay.7"), wire.CodeOK)
+	wantCode(t, "the app itself", r.join(pay, "orders", "pay"), wire.CodeOK)
+	wantCode(t, "another app", r.join(audit, "orders", "audit.eu"), wire.CodeOK)
+}

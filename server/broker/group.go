@@ -7,6 +7,7 @@ import (
 
 	"github.com/jmqio/jmq/server/dispatch"
 	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/server/offset"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
@@ -234,6 +235,9 @@ func (s *births) beginLocked(b *Broker, key birthKey, a *arrival) error {
 	if n := table.Subscriptions() + len(s.mu.running); n >= b.o.SubscriptionsMax {
 		return wire.Errorf(wire.CodeTooLarge, "there are %d subscriptions, which is as many as can be", n)
 	}
+	if app := meta.AppOf(key.group.name); b.o.Metadata && app != key.group.name && s.ofApp(table, key, app) >= appGroupsMax {
+		return wire.Errorf(wire.CodeTooLarge, "app %q has %d groups on topic %q, which is as many as can be: remove some", app, appGroupsMax, a.topic.Name)
+	}
 	if err := b.room.more(&b.o, 0, int(a.topic.Partitions)); err != nil {
 		return err
 	}
@@ -256,6 +260,24 @@ func (s *births) beginLocked(b *Broker, key birthKey, a *arrival) error {
 	a.mine, a.id, a.running = true, n.id, &birth{done: make(chan struct{})}
 	s.mu.running[key] = a.running
 	return nil
+}
+
+// appGroupsMax bounds an app's groups on one topic, which it makes as it likes: what all apps together may have is soon used up by one.
+const appGroupsMax = 1000
+
+// ofApp counts the groups of an app on the topic of key, and those that are being born.
+func (s *births) ofApp(table *offset.Table, key birthKey, app string) (n int) {
+	for _, g := range table.GroupsOf(key.topic) {
+		if g.Namespace == key.group.namespace && meta.AppOf(g.Name) == app {
+			n++
+		}
+	}
+	for k := range s.mu.running {
+		if k.topic == key.topic && k.group.namespace == key.group.namespace && meta.AppOf(k.group.name) == app {
+			n++
+		}
+	}
+	return n
 }
 
 func (s *births) end(key birthKey, running *birth, err error) {

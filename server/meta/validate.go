@@ -36,7 +36,8 @@ const (
 	delayMax         = 30 * 24 * time.Hour
 	perSecondMax     = 1 << 40
 	connectionsMax   = 1 << 20
-	topicBrokerGroup = 100 // of one topic
+	topicBrokerGroup = 100               // of one topic
+	routeMax         = 4 * PartitionsMax // of a topic on all of its broker groups: a route must fit into an answer
 )
 
 // Kinds are all kinds, in the order in which objects can be made: each names only kinds before it.
@@ -273,6 +274,7 @@ func (t *Topic) Validate() error {
 	r.that(t.Type != TopicSequential, "type", "sequential topics are not served by this version: take %s", TopicNormal)
 	r.within("partitions", int64(t.Partitions), 1, PartitionsMax)
 	r.names("brokerGroups", KindBrokerGroup, t.BrokerGroups)
+	r.that(t.Partitions*len(t.BrokerGroups) <= routeMax, "partitions", "%d on each of %d broker groups: at most %d together are possible, since each client is told of all", t.Partitions, len(t.BrokerGroups), routeMax)
 	r.that(len(t.BrokerGroups) > 0, "brokerGroups", "a topic needs one or more")
 	r.that(len(t.BrokerGroups) <= topicBrokerGroup, "brokerGroups", "%d: at most %d are possible", len(t.BrokerGroups), topicBrokerGroup)
 	r.oneOf("durability", string(t.Durability), string(DurabilityNormal), string(DurabilityReplicated))

@@ -58,6 +58,9 @@ func TestValidate(t *testing.T) {
 		{"type", topic(func(v *meta.Topic) { v.Type = meta.TopicSequential })},
 		{"partitions", topic(func(v *meta.Topic) { v.Partitions = 0 })},
 		{"partitions", topic(func(v *meta.Topic) { v.Partitions = meta.PartitionsMax + 1 })},
+		{"partitions", topic(func(v *meta.Topic) {
+			v.Partitions, v.BrokerGroups = meta.PartitionsMax, []string{"b1", "b2", "b3", "b4", "b5"}
+		})},
 		{"brokerGroups", topic(func(v *meta.Topic) { v.BrokerGroups = nil })},
 		{"brokerGroups", topic(func(v *meta.Topic) { v.BrokerGroups = []string{"b1", "b1"} })},
 		{"brokerGroups", topic(func(v *meta.Topic) { v.BrokerGroups = []string{"b 1"} })},
