@@ -394,6 +394,9 @@ func check(s, next *Snapshot, changed []*Object, now time.Time) error {
 			return err
 		}
 	}
+	if err := ownedMost(s, next, changed); err != nil {
+		return err
+	}
 	quotas := map[string]bool{}
 	for _, o := range changed {
 		if o.Spec == nil {
@@ -540,6 +543,53 @@ func quota(s, next *Snapshot, ns string) error {
 		}
 		if have := count(next); have > q.max && have > count(s) {
 			return wire.Errorf(wire.CodeInvalid, "namespace %s would have %d %ss, at most %d are allowed: delete some, or have its quota raised", ns, have, q.kind, q.max)
+		}
+	}
+	return nil
+}
+
+// OwnedMax bounds the requests of an app, the credentials of one owner, good or not, and the consumers of an app on one topic: people who rule
+// nothing make these as they like, and every node holds them in memory.
+const OwnedMax = 1000
+
+// ownerOf is whose an object is, of the kinds that OwnedMax bounds.
+func ownerOf(o *Object) (k Key, ok bool) {
+	switch v := o.Spec.(type) {
+	case *Request:
+		return Key{Kind: KindRequest, Namespace: o.Namespace, Name: v.App}, true
+	case *Credential:
+		return Key{Kind: KindCredential, Namespace: v.Namespace, Name: v.OwnerKind + "/" + v.Owner}, true
+	case *Consumer:
+		return Key{Kind: KindConsumer, Namespace: o.Namespace, Name: o.TopicOf() + "/" + AppOf(o.SubscriberOf())}, true
+	}
+	return k, false
+}
+
+func ownedMost(s, next *Snapshot, changed []*Object) error {
+	counts := map[Key]int{}
+	for _, o := range changed {
+		if k, ok := ownerOf(o); ok && s.Get(o.Key) == nil {
+			counts[k] = 0
+		}
+	}
+	for _, kind := range []Kind{KindRequest, KindCredential, KindConsumer} {
+		asked := false
+		for k := range counts {
+			asked = asked || k.Kind == kind
+		}
+		if !asked {
+			continue
+		}
+		for o := range next.All(kind) {
+			k, _ := ownerOf(o)
+			n, ok := counts[k]
+			if !ok {
+				continue
+			}
+			if n++; n > OwnedMax {
+				return wire.Errorf(wire.CodeInvalid, "%s would have more than %d %ss: have old ones deleted first", k.Name, OwnedMax, kind)
+			}
+			counts[k] = n
 		}
 	}
 	return nil

@@ -282,3 +282,32 @@ func TestRightsChange(t *testing.T) {
 		t.Fatalf("she still sees %v", topics)
 	}
 }
+
+// TestOwnedMax: what people make as they like is bounded, for each owner by itself; room comes by deleting.
+func TestOwnedMax(t *testing.T) {
+	for kind, one := range map[meta.Kind]func(app string, n int) meta.Write{
+		meta.KindRequest: func(app string, n int) meta.Write {
+			return put(meta.KindRequest, fmt.Sprint(app, n), &meta.Request{Topic: "orders", App: app, Right: meta.RightProduce, RequestedBy: "user max"})
+		},
+		meta.KindCredential: func(app string, n int) meta.Write {
+			c := secret(meta.OwnerApp, app)
+			c.Revoked = true
+			return put(meta.KindCredential, fmt.Sprint(app, n), c)
+		},
+		meta.KindConsumer: func(app string, n int) meta.Write {
+			return put(meta.KindConsumer, fmt.Sprint("orders/", app, ".", n), &meta.Consumer{})
+		},
+	} {
+		s := world(t)
+		var all []meta.Write
+		for n := range meta.OwnedMax - 1 { // the world has one
+			all = append(all, one("pay", n))
+		}
+		s = must(t, s, all...)
+		fails(t, s, wire.CodeInvalid, "more than 1000 "+string(kind)+"s", one("pay", meta.OwnedMax))
+		must(t, s, one("stranger", 1))
+		gone := all[0]
+		gone.Spec = nil
+		must(t, s, gone, one("pay", meta.OwnedMax))
+	}
+}
