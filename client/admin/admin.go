@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jmqio/jmq/client"
@@ -323,6 +324,11 @@ const inForceEvery = 50 * time.Millisecond
 // InForce returns when a version of the metadata is in force at every node that lives: what was changed is known then wherever one
 // connects to. 0 is the newest that the registry node that answers knows. Nodes say so twice a second.
 func (a *Admin) InForce(ctx context.Context, version uint64) error {
+	// A registry node that has just begun has not heard of all that live.
+	brokers, err := a.List(ctx, Query{Kind: "broker"})
+	if err != nil {
+		return err
+	}
 	tick := time.NewTicker(inForceEvery)
 	defer tick.Stop()
 	for {
@@ -334,6 +340,13 @@ func (a *Admin) InForce(ctx context.Context, version uint64) error {
 			version = all.Version
 		}
 		behind := ""
+		for _, b := range brokers {
+			var spec struct{ Away bool }
+			known := slices.ContainsFunc(all.Nodes, func(n Node) bool { return n.Name == b.Name })
+			if err := json.Unmarshal(b.Spec, &spec); err == nil && !spec.Away && !known {
+				behind = b.Name
+			}
+		}
 		for _, n := range all.Nodes {
 			if !n.Away && len(all.Nodes) > 1 && (n.Generation < all.Generation || n.MetadataVersion < version) {
 				behind = n.Name
