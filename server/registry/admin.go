@@ -279,10 +279,11 @@ func (n *Node) createCredential(ctx context.Context, r *wire.CreateCredentialReq
 		return nil, err
 	}
 	c.Salt, c.Iterations, c.StoredKey, c.ServerKey = v.Salt, v.Iterations, v.StoredKey, v.ServerKey
-	_, err = n.store.Update(ctx, meta.Change{By: meta.ActorOf(who), As: &who, Seen: n.seen(), Reason: r.Reason, Writes: []meta.Write{{Key: key, Spec: c, Expect: meta.Expect{Create: true}}}})
+	next, err := n.store.Update(ctx, meta.Change{By: meta.ActorOf(who), As: &who, Seen: n.seen(), Reason: r.Reason, Writes: []meta.Write{{Key: key, Spec: c, Expect: meta.Expect{Create: true}}}})
 	if err != nil {
 		return nil, err
 	}
+	n.awaitForce(ctx, next, nil) // whoever is given it can use it at once
 	return &wire.CreateCredentialResponse{Id: key.Name, Secret: secret, ExpiresNs: r.ExpiresNs}, nil
 }
 

@@ -142,7 +142,7 @@ func (n *Node) ListTopics(ctx context.Context, r *wire.ListTopicsRequest) (*wire
 	return response, nil
 }
 
-// awaitForce waits until the living brokers of some broker groups say that they have s or newer, a while at most.
+// awaitForce waits until the living brokers of some broker groups (nil: of all) say that they have s or newer, a while at most.
 func (n *Node) awaitForce(ctx context.Context, s *meta.Snapshot, groups []string) {
 	ctx, cancel := context.WithTimeout(ctx, forceWait)
 	defer cancel()
@@ -167,7 +167,7 @@ func (n *Node) awaitForce(ctx context.Context, s *meta.Snapshot, groups []string
 	}
 }
 
-// inForce says whether the living brokers of some broker groups have s. n.mu is held.
+// inForce says whether the living brokers of some broker groups (nil: of all) have s. n.mu is held.
 func (n *Node) inForce(s *meta.Snapshot, groups []string) bool {
 	on := make(map[string]bool, len(groups))
 	for _, g := range groups {
@@ -175,7 +175,7 @@ func (n *Node) inForce(s *meta.Snapshot, groups []string) bool {
 	}
 	for o := range n.store.View().All(meta.KindBroker) { // as they are now: one may have registered anew since s
 		b := o.Spec.(*meta.Broker)
-		if b.Away || !on[b.BrokerGroup] {
+		if b.Away || groups != nil && !on[b.BrokerGroup] {
 			continue
 		}
 		x := n.mu.nodes[o.Name]

@@ -39,10 +39,9 @@ func secured(t *testing.T, o ClusterOptions) *Cluster {
 	return c
 }
 
-// as dials the brokers with a credential.
+// as dials the brokers with a credential, at once: it can be used when it has been answered.
 func (c *Cluster) as(who wire.Credentials) *client.Client {
 	c.t.Helper()
-	c.Apply(Object{Key(meta.KindNamespace, meta.NamespaceDefault), &meta.Namespace{Description: who.ID}}) // the brokers know who it is then
 	return c.Dial(c.BrokerAddresses(), client.WithCredentials(who.ID, who.Secret))
 }
 
