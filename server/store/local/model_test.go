@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -37,7 +38,7 @@ type model struct {
 	t      *testing.T
 	s      *Store
 	fs     *vfs.MemFS
-	clock  time.Time
+	clock  atomic.Int64 // unix nanoseconds; the store's goroutine looks, too
 	number int
 	topics []store.Topic
 	parts  map[store.Partition]*modelPartition
@@ -47,7 +48,7 @@ func (m *model) open() {
 	o := options(m.fs)
 	o.SegmentBytesMax = 64 << 10
 	o.IndexFilesOpenMax = 1
-	o.Now = func() time.Time { return m.clock }
+	o.Now = func() time.Time { return time.Unix(0, m.clock.Load()) }
 	o.Tables = []store.Table{&counter{}}
 	o.VerifyBytesPerSecond = -1
 	s, err := Open(o)
@@ -92,7 +93,7 @@ func (m *model) append(p store.Partition, messages, bytes int) {
 	}
 	mp := m.parts[p]
 	got := appendWait(m.s, p, batchOf(m.t, list...))
-	if got.err != nil || got.first != index.Index(len(mp.all)) || got.stored != m.clock.UnixNano() {
+	if got.err != nil || got.first != index.Index(len(mp.all)) || got.stored != m.clock.Load() {
 		m.r.Fatalf("append: %+v, want index %d", got, len(mp.all))
 	}
 	for _, b := range list {
@@ -157,6 +158,11 @@ func (m *model) damage(p store.Partition, i int) {
 		}
 		m.s.healWanted() // the background's, or ours: one of them does it
 	}
+	// Whoever did it writes a checkpoint then, which we must not outrun: after a kill before it nothing says how many messages the hole had,
+	// when none of its partition comes after them.
+	if err := m.s.Checkpoint(); err != nil {
+		m.r.Fatalf("checkpoint: %v", err)
+	}
 	for j := range mp.all {
 		if mp.all[j].batch == mp.all[i].batch {
 			mp.all[j].lost = true
@@ -187,7 +193,8 @@ func (m *model) check(killed bool) {
 // TestModel drives a store with random calls, kills, power losses and damage, and compares it with a model.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
-		m := &model{r: r, t: t, clock: time.Unix(1000, 0), fs: vfs.NewCrashableMem(), parts: map[store.Partition]*modelPartition{}}
+		m := &model{r: r, t: t, fs: vfs.NewCrashableMem(), parts: map[store.Partition]*modelPartition{}}
+		m.clock.Store(int64(1000 * time.Second))
 		m.open()
 		defer func() { m.s.Close() }()
 		m.create("t0")
@@ -217,7 +224,7 @@ func TestModel(t *testing.T) {
 			case "read":
 				m.read(p, at("from"), at("to"), rapid.IntRange(0, 4000).Draw(r, "bytes"))
 			case "seek":
-				t := m.clock.Add(time.Duration(rapid.IntRange(-30, 3).Draw(r, "seconds")) * time.Second).UnixNano()
+				t := m.clock.Load() + int64(rapid.IntRange(-30, 3).Draw(r, "seconds"))*int64(time.Second)
 				got, err := m.s.Seek(p, t)
 				want := 0
 				high := int64(0)
@@ -250,7 +257,7 @@ func TestModel(t *testing.T) {
 				m.open()
 				killed = true
 			case "clock":
-				m.clock = m.clock.Add(time.Duration(rapid.IntRange(-5, 20).Draw(r, "step")) * time.Second)
+				m.clock.Add(int64(rapid.IntRange(-5, 20).Draw(r, "step")) * int64(time.Second))
 			case "trim":
 				to := at("to")
 				if err := m.s.Trim(p, to); err != nil {
