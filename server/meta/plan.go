@@ -635,18 +635,33 @@ func Warnings(before, after *Snapshot, changed []*Object) (warnings []string) {
 			if len(v.BrokerGroups) < BrokerGroupsUsual {
 				warnings = append(warnings, fmt.Sprintf("%s is on %d broker groups: with fewer than %d the loss of one stops or overloads it", o.Key, len(v.BrokerGroups), BrokerGroupsUsual))
 			}
+			warnings = append(warnings, noEffect(o.Key, "archive", v.Archive)...)
 			if old == nil {
 				break
 			}
 			for _, g := range old.Spec.(*Topic).BrokerGroups {
 				if !slices.Contains(v.BrokerGroups, g) {
-					warnings = append(warnings, fmt.Sprintf("%s leaves broker group %s, which deletes its messages there", o.Key, g))
+					warnings = append(warnings, fmt.Sprintf("%s leaves broker group %s: what was not consumed there is kept, and not given before the broker group is put back", o.Key, g))
 				}
 			}
+		case *Producer:
+			warnings = append(warnings, noEffect(o.Key, "weights", v.Weights != nil, "retries", v.Retries != nil, "archive", v.Archive != nil)...)
+		case *Consumer:
+			warnings = append(warnings, noEffect(o.Key, "delay", v.Delay != 0, "retry", v.Retry != nil, "filters", v.Filters != nil, "archive", v.Archive != nil)...)
 		case nil:
 			if o.Kind == KindTopic {
 				warnings = append(warnings, fmt.Sprintf("%s is deleted with all its messages", o.Key))
 			}
+		}
+	}
+	return warnings
+}
+
+// noEffect warns of fields that are kept, and that no part of this version acts upon; fields are names, each followed by whether it is set.
+func noEffect(k Key, fields ...any) (warnings []string) {
+	for i := 0; i < len(fields); i += 2 {
+		if fields[i+1].(bool) {
+			warnings = append(warnings, fmt.Sprintf("%s: %s is kept, and has no effect in this version", k, fields[i]))
 		}
 	}
 	return warnings

@@ -243,7 +243,12 @@ func TestWarnings(t *testing.T) {
 		t.Fatalf("%q", w)
 	}
 	s, w = plannedOf(t, s, write(KindTopic, "t", &Topic{BrokerGroups: []string{"g1"}}))
-	if len(w) != 2 || w[1] != "topic t leaves broker group g2, which deletes its messages there" {
+	if len(w) != 2 || w[1] != "topic t leaves broker group g2: what was not consumed there is kept, and not given before the broker group is put back" {
+		t.Fatalf("%q", w)
+	}
+	s, _ = plannedOf(t, s, write(KindApp, "a", &App{}))
+	consumer := &Consumer{Delay: Duration(time.Second), Filters: []Filter{{Type: "tag", Rule: "x"}}}
+	if _, w = plannedOf(t, s, write(KindConsumer, "t/a", consumer)); len(w) != 2 || w[0] != "consumer t/a: delay is kept, and has no effect in this version" {
 		t.Fatalf("%q", w)
 	}
 	if _, w = plannedOf(t, s, write(KindTopic, "t", nil)); len(w) != 1 || w[0] != "topic t is deleted with all its messages" {
