@@ -95,7 +95,37 @@ func (n *Node) ApplyObjects(ctx context.Context, r *wire.ApplyObjectsRequest) (*
 	return response, err
 }
 
+// changingMax bounds the changes of one principal under way: changes are made one after the other, and those of others, and of brokers that
+// come and go, wait for no more than these.
+const changingMax = 16
+
+// enter counts a change of the peer; leave ends it.
+func (n *Node) enter(ctx context.Context) (leave func(), err error) {
+	who := wire.PeerFrom(ctx).Principal
+	who.Credential, who.ExpiresNs = "", 0
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.mu.changing[who] >= changingMax && who.Kind != wire.PrincipalLocal {
+		e := wire.Errorf(wire.CodeBusy, "%d changes are under way already", changingMax)
+		e.RetryAfter = 100 * time.Millisecond
+		return nil, e
+	}
+	n.mu.changing[who]++
+	return func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if n.mu.changing[who]--; n.mu.changing[who] == 0 {
+			delete(n.mu.changing, who)
+		}
+	}, nil
+}
+
 func (n *Node) apply(ctx context.Context, r *wire.ApplyObjectsRequest) (*wire.ApplyObjectsResponse, error) {
+	leave, err := n.enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	if len(r.Writes) > meta.WritesMax {
 		return nil, wire.Errorf(wire.CodeTooLarge, "%d writes, a change has at most %d: make several", len(r.Writes), meta.WritesMax)
 	}
@@ -183,8 +213,10 @@ func (n *Node) applyOnce(ctx context.Context, r *wire.ApplyObjectsRequest, asked
 			}
 		}
 	}
-	_, _, _, warnings, _ := s.Plan(c, n.o.Now()) // whether it can be made the store says
-	next, err := n.store.Update(ctx, c)
+	next, _, _, warnings, err := s.Plan(c, n.o.Now())
+	if !c.DryRun { // which takes no lock of the database, for which changes wait; whether a change can be made the store says
+		next, err = n.store.Update(ctx, c)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -255,6 +287,11 @@ func (n *Node) CreateCredential(ctx context.Context, r *wire.CreateCredentialReq
 }
 
 func (n *Node) createCredential(ctx context.Context, r *wire.CreateCredentialRequest) (*wire.CreateCredentialResponse, error) {
+	leave, err := n.enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	who, p := subjectOf(ctx)
 	now := n.o.Now().UTC()
 	c := &meta.Credential{OwnerKind: r.OwnerKind, Owner: r.Owner, Namespace: r.Namespace, IssuedAt: now.Truncate(time.Second)}

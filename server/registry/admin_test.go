@@ -414,3 +414,61 @@ func TestRightsOfWhatIsThere(t *testing.T) {
 		}
 	})
 }
+
+// stuck is a store whose database answers no change until done is closed.
+type stuck struct {
+	meta.Store
+	done chan struct{}
+}
+
+func (s stuck) Update(ctx context.Context, c meta.Change) (*meta.Snapshot, error) {
+	<-s.done
+	return s.Store.Update(ctx, c)
+}
+
+// TestManyChanges shows that one who asks for changes without end holds up others for no more than 16 of them, and by dry runs not at all.
+func TestManyChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _ := office(t)
+		defer c.close()
+		done := make(chan struct{})
+		n, err := NewNode(NodeOptions{
+			Store: stuck{c.stores[0], done},
+			Self: func() *wire.HeartbeatRequest {
+				return &wire.HeartbeatRequest{Node: "one-more", Boot: "x", Roles: []string{RoleRegistry}, Addresses: []string{"one-more:1"}}
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer n.Close()
+		change := func(who, app string) error {
+			_, err := apply(n, user(who), one(&wire.ObjectWrite{Object: object(meta.Key{Kind: meta.KindUser, Name: who}, `{"role":"user","displayName":"`+app+`"}`), Any: true}))
+			return err
+		}
+		answers := make(chan error, 2*changingMax)
+		for i := range changingMax {
+			go func() { answers <- change("joe", fmt.Sprint(i)) }()
+		}
+		synctest.Wait()
+		wantCode(t, change("joe", "one more"), wire.CodeBusy)
+		_, err = n.CreateCredential(user("joe"), &wire.CreateCredentialRequest{OwnerKind: "user", Owner: "joe"})
+		wantCode(t, err, wire.CodeBusy)
+		dry := one(&wire.ObjectWrite{Object: object(topicKey("orders"), `{"partitions":9}`), Any: true})
+		dry.DryRun = true
+		if r, err := apply(n, user("admin"), dry); err != nil || r.Changes[0].Change != meta.ChangeChanged {
+			t.Errorf("a dry run: %v, %v", r, err)
+		}
+		go func() {
+			_, err := apply(n, user("admin"), one(&wire.ObjectWrite{Object: object(appKey("new"), `{}`), Create: true}))
+			answers <- err
+		}()
+		close(done)
+		for range changingMax + 1 {
+			if err := <-answers; err != nil && wire.CodeOf(err) != wire.CodeConflict {
+				t.Error(err)
+			}
+		}
+		wantCode(t, change("joe", "again"), wire.CodeOK)
+	})
+}

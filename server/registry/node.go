@@ -60,10 +60,11 @@ type Node struct {
 
 	mu struct {
 		sync.Mutex
-		nodes   map[string]*node
-		trusted bool          // the last call that stored heartbeats did
-		beaten  time.Time     // when the last one ended that did
-		told    chan struct{} // closed when a heartbeat came that says something new; nil: nobody waits
+		nodes    map[string]*node
+		changing map[wire.Principal]int // changes under way, by whom
+		trusted  bool                   // the last call that stored heartbeats did
+		beaten   time.Time              // when the last one ended that did
+		told     chan struct{}          // closed when a heartbeat came that says something new; nil: nobody waits
 	}
 	counts struct {
 		heartbeats, beats, beatsFailed, registrations, away, back, changes, refused, credentials atomic.Uint64
@@ -82,7 +83,7 @@ func NewNode(o NodeOptions) (*Node, error) {
 	}
 	n := &Node{o: o.withDefaults(), store: o.Store, judge: make(chan struct{}, 1)}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
-	n.mu.nodes = map[string]*node{}
+	n.mu.nodes, n.mu.changing = map[string]*node{}, map[wire.Principal]int{}
 	n.addresses.Store(&[]string{})
 	n.Feed = NewFeed(FeedOptions{Registry: n.Registry})
 	first := n.store.View()
