@@ -253,10 +253,10 @@ func (md *metadata) applyAgain() {
 
 // condition says why changes are refused; "" while they are taken.
 func (md *metadata) condition() string {
-	if md.store == nil {
+	if md.node == nil {
 		return ""
 	}
-	if err := md.store.Health(); err != nil {
+	if err := md.node.Health(); err != nil {
 		return "changes of metadata: " + err.Error()
 	}
 	return ""

@@ -178,6 +178,33 @@ func (n *Node) seen() meta.Mark {
 	return m
 }
 
+// behindMax is how many rounds in a row what nodes have may be newer than what we have: a change needs less to be read from the database.
+const behindMax = 4
+
+// compare notes whether nodes have newer metadata than the database.
+func (n *Node) compare() {
+	v, seen := n.store.View(), n.seen()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.mu.behind++; seen.Generation != v.Generation || seen.Version <= v.Version {
+		n.mu.behind = 0
+	}
+}
+
+// Health is nil while changes can be made, else why not.
+func (n *Node) Health() error {
+	if err := n.store.Health(); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	behind := n.mu.behind >= behindMax
+	n.mu.Unlock()
+	if v, seen := n.store.View(), n.seen(); behind && seen.Version > v.Version {
+		return wire.Errorf(wire.CodeMetadataAway, "the database has version %d of generation %d, and nodes have %d: it went back, and takes no change before jmq registry new-generation", v.Version, v.Generation, seen.Version)
+	}
+	return nil
+}
+
 // tell wakes those who wait for news of nodes. n.mu is held.
 func (n *Node) tell() {
 	if n.mu.told != nil {
@@ -232,6 +259,7 @@ func (n *Node) beat() {
 		return
 	}
 	first, unreadable := n.count(all)
+	n.compare()
 	if first {
 		n.o.Logger.Info("heartbeats are stored")
 	}
@@ -449,7 +477,7 @@ func (n *Node) ListNodes(ctx context.Context, r *wire.ListNodesRequest) (*wire.L
 		return nil, err
 	}
 	response := &wire.ListNodesResponse{Generation: uint64(s.Generation), Version: uint64(s.Version), Database: "ok"}
-	if err := n.store.Health(); err != nil {
+	if err := n.Health(); err != nil {
 		response.Database = messageOf(err)
 	}
 	n.mu.Lock()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -347,6 +348,9 @@ func TestOlderDatabase(t *testing.T) {
 			_, err = c.nodes[0].CreateTopic(context.Background(), &wire.CreateTopicRequest{Topic: "new", Partitions: 1})
 			wantCode(t, err, wire.CodeMetadataAway)
 		}
+		if r, err := c.nodes[0].ListNodes(context.Background(), &wire.ListNodesRequest{}); err != nil || !strings.Contains(r.Database, "it went back") {
+			t.Errorf("the state of the database is %q, %v", r.GetDatabase(), err)
+		}
 		if s := f.Snapshot(); s.Version != seen || !s.App(meta.NamespaceDefault, "shop").Disabled {
 			t.Errorf("the broker has version %d, %+v", s.Version, s.App(meta.NamespaceDefault, "shop"))
 		}
@@ -358,6 +362,9 @@ func TestOlderDatabase(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * time.Second)
+		if r, err := c.nodes[0].ListNodes(context.Background(), &wire.ListNodesRequest{}); err != nil || r.Database != "ok" {
+			t.Errorf("with a new generation the state of the database is %q, %v", r.GetDatabase(), err)
+		}
 		if s := f.Snapshot(); s.App(meta.NamespaceDefault, "new") == nil || s.App(meta.NamespaceDefault, "shop").Disabled {
 			t.Errorf("the broker has not what the new generation says: version %d", s.Version)
 		}

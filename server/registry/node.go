@@ -64,6 +64,7 @@ type Node struct {
 		changing map[wire.Principal]int // changes under way, by whom
 		trusted  bool                   // the last call that stored heartbeats did
 		beaten   time.Time              // when the last one ended that did
+		behind   int                    // rounds in a row in which nodes had newer metadata than the database
 		told     chan struct{}          // closed when a heartbeat came that says something new; nil: nobody waits
 	}
 	counts struct {
@@ -172,7 +173,7 @@ func (n *Node) Brokers() []string {
 // Metrics returns counts and gauges.
 func (n *Node) Metrics() NodeMetrics {
 	m := NodeMetrics{
-		Feed: n.FeedMetrics(), Database: n.store.Health() == nil,
+		Feed: n.FeedMetrics(), Database: n.Health() == nil,
 		Heartbeats: n.counts.heartbeats.Load(), Beats: n.counts.beats.Load(), BeatsFailed: n.counts.beatsFailed.Load(),
 		Registrations: n.counts.registrations.Load(), NodesAway: n.counts.away.Load(), NodesBack: n.counts.back.Load(),
 		Changes: n.counts.changes.Load(), ChangesRefused: n.counts.refused.Load(), Credentials: n.counts.credentials.Load(),
