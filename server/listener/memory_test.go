@@ -40,8 +40,12 @@ func (w *watching) count() int {
 func TestIdleMemory(t *testing.T) {
 	per := idleMemory(t, 2000, nil, func(nc net.Conn) net.Conn { return nc })
 	t.Logf("%d bytes an idle connection with a parked watch", per)
-	if per > 12<<10 {
-		t.Errorf("%d bytes an idle connection, at most %d are allowed", per, 12<<10)
+	most := int64(12 << 10)
+	if raceEnabled { // what the detector adds differs from run to run
+		most = 16 << 10
+	}
+	if per > most {
+		t.Errorf("%d bytes an idle connection, at most %d are allowed", per, most)
 	}
 }
 
