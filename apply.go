@@ -243,7 +243,7 @@ func readDocument(file string, n *yaml.Node) (*document, error) {
 	spec := any(map[string]any{})
 	if d.node != nil && d.node.Tag != "!!null" {
 		if err := d.node.Decode(&spec); err != nil { // also of keys that are there twice, and of too many aliases
-			return nil, bad(d.node, "%s", strings.TrimPrefix(oneLine(err), "yaml: "))
+			return nil, bad(d.node, "%s", yamlText(err))
 		}
 	}
 	if d.spec, err = json.Marshal(spec); err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -56,6 +57,24 @@ func contextsName() (string, error) {
 }
 
 // readContexts reads the file; without one there are no contexts.
+var yamlInternals = []struct {
+	what *regexp.Regexp
+	text string
+}{
+	{regexp.MustCompile(`^(yaml: )?(unmarshal errors:)?[;\s]*`), ""},
+	{regexp.MustCompile(`field (\S+) not found in type \S+`), `unknown field "$1"`},
+	{regexp.MustCompile(`cannot unmarshal !!\S+ .(.*?). into \S+`), `$1 is not of the kind that belongs there`},
+}
+
+// yamlText is an error of the YAML package without its types.
+func yamlText(err error) string {
+	text := oneLine(err)
+	for _, r := range yamlInternals {
+		text = r.what.ReplaceAllString(text, r.text)
+	}
+	return text
+}
+
 func readContexts() (*contextsFile, error) {
 	name, err := contextsName()
 	if err != nil {
@@ -75,7 +94,7 @@ func readContexts() (*contextsFile, error) {
 	d := yaml.NewDecoder(bytes.NewReader(b))
 	d.KnownFields(true)
 	if err := d.Decode(f); err != nil && len(bytes.TrimSpace(b)) > 0 {
-		return nil, fmt.Errorf("the file of contexts %s: %s", name, strings.TrimPrefix(oneLine(err), "yaml: "))
+		return nil, usagef("the file of contexts %s: %s; correct it, or remove it and add the contexts again", name, yamlText(err))
 	}
 	return f, nil
 }
@@ -249,6 +268,11 @@ func contextAddCommand() *cobra.Command {
 			}
 			if p.address == "" {
 				return usagef("say where the cluster is: --address HOST:PORT,HOST:PORT")
+			}
+			for a := range strings.SplitSeq(p.address, ",") {
+				if _, port, err := net.SplitHostPort(strings.TrimSpace(a)); err != nil || port == "" {
+					return usagef("--address: %q is not HOST:PORT", a)
+				}
 			}
 			if _, err := p.options(); err != nil {
 				return err

@@ -424,11 +424,12 @@ func TestContexts(t *testing.T) {
 	if err := os.WriteFile(file, []byte("current: dev\ncontext: []\n"), 0o600); err != nil || os.Chmod(file, 0o600) != nil {
 		t.Fatal(err)
 	}
-	sh.fails(exitError, "line 2: field context not found", "", "topic ls")
+	sh.fails(exitUsage, `line 2: unknown field "context"`, "", "topic ls")
 	if err := os.WriteFile(file, []byte("contexts: ["), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	sh.fails(exitError, "line 1", "", "context ls")
+	sh.fails(exitUsage, "line 1", "", "context ls")
+	sh.fails(exitUsage, `"h" is not HOST:PORT`, "", "context add x --address g:1,h")
 }
 
 // A node that keeps its topics itself has no metadata: what asks for it says so.

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jmqio/jmq/wire"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // One result in all forms; names and order of JSON and YAML are a promise.
@@ -137,6 +139,20 @@ func TestVerifyLateBegin(t *testing.T) {
 		}
 		if got := strings.Contains(b.String(), "nothing below 4096 is there"); got != want {
 			t.Errorf("begin %d: %s", begin, b.String())
+		}
+	}
+}
+
+func TestYAMLText(t *testing.T) {
+	for _, c := range []struct{ in, want string }{
+		{"current: x\nadresses: [y]", `line 2: unknown field "adresses"`},
+		{"contexts: 5", "line 1: 5 is not of the kind that belongs there"},
+		{"\x01", "control characters are not allowed"},
+	} {
+		d := yaml.NewDecoder(strings.NewReader(c.in))
+		d.KnownFields(true)
+		if got := yamlText(d.Decode(new(contextsFile))); got != c.want {
+			t.Errorf("%q: %q, want %q", c.in, got, c.want)
 		}
 	}
 }
