@@ -147,6 +147,9 @@ func (p place) dial(cmd *cobra.Command, within time.Duration, options ...client.
 	case errors.Is(err, client.ErrUnauthenticated):
 		return nil, fmt.Errorf("%w; say who you are: jmq login, or --credential-file", err)
 	}
+	if p.tlsCA == "" && errors.Is(err, client.ErrUnknown) { // it ended the connection without a word
+		return nil, fmt.Errorf("%w; does it speak TLS? give --tls-ca", err)
+	}
 	return nil, fmt.Errorf("%w; is a broker running there? jmq dev starts one", err)
 }
 

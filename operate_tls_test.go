@@ -68,6 +68,7 @@ func TestOperateTLS(t *testing.T) {
 		t.Errorf("by certificate: %s", out)
 	}
 	sh.ok("", "app create shop"+at+byCertificate)
+	sh.fails(exitError, "does it speak TLS? give --tls-ca", "", "whoami"+at)
 	sh.ok("", "app ls"+at+" --tls-ca "+in("ca.pem")+" --credential-file "+in("admin.credential"))
 	sh.fails(exitDenied, "say who you are", "", "app ls"+at+" --tls-ca "+in("ca.pem"))
 	sh.fails(exitError, "certificate", "", "app ls --connect-timeout 2s --tls-ca system"+at)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -43,7 +44,7 @@ type Config struct {
 // NodeConfig is what all roles of a process share: its name, its ports, and who may connect.
 type NodeConfig struct {
 	Name        string         `yaml:"name" help:"name of this node, told to clients and in metrics; one of its own in a cluster"`
-	Advertise   []string       `yaml:"advertise" help:"addresses at which clients and other nodes reach node.wire.listen; empty: that address"`
+	Advertise   []string       `yaml:"advertise" help:"addresses at which clients and other nodes reach this one, each host:port; empty: node.wire.listen, unless that is every address of the machine"`
 	DataCenter  string         `yaml:"dataCenter" help:"data center that this node stands in"`
 	Labels      []string       `yaml:"labels" help:"what placement may go by, each name=value"`
 	Wire        ListenConfig   `yaml:"wire"`
@@ -217,6 +218,16 @@ func valueText(v any) string {
 	return fmt.Sprint(v)
 }
 
+// isEveryAddress says whether address is of no interface in particular, so that nobody elsewhere can connect to it as it stands.
+func isEveryAddress(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	ip, err := netip.ParseAddr(host)
+	return host == "" || err == nil && ip.IsUnspecified()
+}
+
 // Validate returns every wrong value, as *KeyErrors joined, or nil.
 func (c *Config) Validate() error {
 	var errs []error
@@ -263,12 +274,15 @@ func (c *Config) Validate() error {
 	}
 	addresses := func(key string, list []string) {
 		for _, a := range list {
-			if host, port, err := net.SplitHostPort(a); err != nil || host == "" || port == "" || port == "0" {
+			if host, port, err := net.SplitHostPort(a); err != nil || host == "" || port == "" || port == "0" || isEveryAddress(a) {
 				bad(key, a, "must be host:port")
 			}
 		}
 	}
 	addresses("node.advertise", n.Advertise)
+	if toldToOthers := slices.Contains(c.Roles, RoleRegistry) || len(n.Registry.Addresses) > 0; toldToOthers && len(n.Advertise) == 0 && isEveryAddress(n.Wire.Listen) {
+		bad("node.advertise", "", "must say at which addresses, each host:port, clients and other nodes reach this one, since node.wire.listen stands for every address of this machine")
+	}
 	addresses("node.registry.addresses", n.Registry.Addresses)
 	if n.DataCenter != "" {
 		name("node.dataCenter", n.DataCenter)

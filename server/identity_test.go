@@ -6,6 +6,8 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -25,7 +27,8 @@ func TestOpenPort(t *testing.T) {
 	adminPort := func(c *Config) { c.Node.Admin.Listen = "[::]:0" }
 	insecure := func(c *Config) { c.Node.Auth.InsecureWithoutAuthentication = true }
 	https := func(c *Config) { c.Node.Admin.TLS = true }
-	registry := func(c *Config) { c.Roles = Roles }
+	registry := func(c *Config) { c.Roles, c.Node.Advertise = Roles, []string{"node:50088"} }
+	nowhere := func(c *Config) { c.Node.Advertise = nil }
 	for name, test := range map[string]struct {
 		with []func(*Config)
 		key  string // that is refused; "": none
@@ -33,6 +36,8 @@ func TestOpenPort(t *testing.T) {
 		"loopback":                            {nil, ""},
 		"wire port":                           {[]func(*Config){wirePort}, "node.wire.listen"},
 		"wire port with authentication":       {[]func(*Config){wirePort, auth, registry}, ""},
+		"wire port that nobody can be told":   {[]func(*Config){wirePort, auth, registry, nowhere}, "node.advertise"},
+		"wire port told as any":               {[]func(*Config){wirePort, auth, registry, func(c *Config) { c.Node.Advertise = []string{"[::]:50088"} }}, "node.advertise"},
 		"wire port with client certificates":  {[]func(*Config){wirePort, ca, registry}, ""},
 		"wire port on purpose":                {[]func(*Config){wirePort, insecure}, ""},
 		"admin port":                          {[]func(*Config){adminPort}, "node.admin.listen"},
@@ -165,5 +170,19 @@ func awaitVersion(t *testing.T, s *Server, version uint64) {
 	md.registry().WatchObjects(t.Context(), r, func(_ *wire.WatchObjectsResponse, err error) { answered <- err })
 	if err := receive(t, answered); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A node does not start with a credential that others may read.
+func TestOpenCredentialFile(t *testing.T) {
+	c := testConfig(t)
+	c.Node.Registry.Addresses = []string{"127.0.0.1:1"}
+	c.Node.Registry.CredentialFile = filepath.Join(t.TempDir(), "node.credential")
+	if err := os.WriteFile(c.Node.Registry.CredentialFile, []byte("id: a\nsecret: b\n"), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	err := fails(t, c)
+	if start, ok := errors.AsType[*StartError](err); !ok || !strings.Contains(start.Next, "chmod 600") {
+		t.Errorf("%v, want that the file's mode is refused", err)
 	}
 }

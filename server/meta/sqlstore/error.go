@@ -112,6 +112,8 @@ func plain(err error) error {
 		return errors.New("the database does not answer in time")
 	case errors.As(err, &opened):
 		return fmt.Errorf("the database cannot be reached: %w", opened)
+	case result(err) == sqlite3.SQLITE_CORRUPT, result(err) == sqlite3.SQLITE_NOTADB:
+		return fmt.Errorf("%w: the file is damaged; restore a copy of it, and say so by jmq registry new-generation", err)
 	case number(err) == mysqlTooLarge:
 		return fmt.Errorf("%w: raise the server's max_allowed_packet to 16M or more", err)
 	}

@@ -21,6 +21,7 @@ const (
 	loadTimeout = 30 * time.Second       // of reading everything, and of changing the schema
 	dialTimeout = 2 * time.Second
 	purgeEvery  = time.Hour
+	tellEvery   = 10 * time.Second // how often the log says at most that the database is away
 	// goneFor is how long a deletion is told to those who have seen the object, and a heartbeat of a node that is silent is kept.
 	goneFor  = 24 * time.Hour
 	triesMax = 8
@@ -60,6 +61,8 @@ type Store struct {
 		changed  chan struct{} // closed when seen is exchanged
 		readErr  error         // of the last look; nil: it was good
 		writeErr error         // of the last write; nil: it was good
+		away     bool          // so the log says
+		toldAway time.Time     // when it said so last
 	}
 
 	stop   context.CancelFunc
@@ -194,20 +197,21 @@ func (s *Store) isClosed() bool {
 	}
 }
 
-// note keeps how reading or writing went, and tells when that has changed.
+// note keeps how reading or writing went, and tells when that has changed: at most every tellEvery, since on a full disk one write
+// succeeds and the next one does not.
 func (s *Store) note(which *error, err error) {
 	if err != nil {
 		err = plain(err)
 	}
 	s.mu.Lock()
-	before := cmpErr(s.mu.readErr, s.mu.writeErr)
+	defer s.mu.Unlock()
 	*which = err
-	after := cmpErr(s.mu.readErr, s.mu.writeErr)
-	s.mu.Unlock()
-	switch {
-	case before == nil && after != nil:
-		s.o.Logger.Warn("metadata: the database is away; what is known stays in force", "database", s.o.Location, "error", after)
-	case before != nil && after == nil:
+	switch err := cmpErr(s.mu.readErr, s.mu.writeErr); {
+	case err != nil && !s.mu.away && (s.mu.toldAway.IsZero() || time.Since(s.mu.toldAway) >= tellEvery):
+		s.mu.away, s.mu.toldAway = true, time.Now()
+		s.o.Logger.Warn("metadata: the database is away; what is known stays in force", "database", s.o.Location, "error", err)
+	case err == nil && s.mu.away:
+		s.mu.away = false
 		s.o.Logger.Info("metadata: the database is back", "database", s.o.Location, "version", s.View().Version)
 	}
 }
