@@ -118,6 +118,9 @@ func (md *metadata) follow(context.Context) (err error) {
 		return &StartError{What: "certificates for the registry", Err: err, Next: "see node.registry.caFile, certFile and keyFile"}
 	}
 	if n.CredentialFile != "" {
+		if i, err := os.Stat(n.CredentialFile); err == nil && i.Mode().Perm()&0o077 != 0 {
+			return &StartError{What: "credential " + n.CredentialFile, Err: fmt.Errorf("open to others (mode %#o)", i.Mode().Perm()), Next: "chmod 600 " + n.CredentialFile}
+		}
 		o.Credentials = func() (wire.Credentials, error) { return client.ReadCredentials(n.CredentialFile) }
 		if _, err := o.Credentials(); err != nil {
 			return &StartError{What: "credential " + n.CredentialFile, Err: err, Next: "jmq registry init writes one for nodes: see node.registry.credentialFile"}
