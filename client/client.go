@@ -47,7 +47,7 @@ type Client struct {
 // Dial connects to a node at one of the addresses: "jmq://host:port,host:port" or "host:port,host:port". The port is
 // 50088 where it is left out, and an empty string is the broker of `jmq dev` on this machine. Any nodes will do, registry nodes or
 // brokers: where the topics are is learnt from them. Dial returns when one connection is good, and with an error when ctx ends
-// first or no address answers. From then on the client connects again by itself.
+// first or no address answers (see WithRouteCache for what helps then). From then on the client connects again by itself.
 func Dial(ctx context.Context, addresses string, opts ...Option) (*Client, error) {
 	addrs, err := parseAddresses(addresses)
 	o, optErr := newOptions(opts)
@@ -66,12 +66,20 @@ func Dial(ctx context.Context, addresses string, opts ...Option) (*Client, error
 	}
 	c.cluster = newCluster(o, addrs, ulid.ULID(c.producer).String())
 	c.cluster.connected, c.cluster.routes = c.connected, c.routes
-	if err := c.cluster.start(ctx); err != nil {
+	cache := newRouteCache(o, addrs)
+	kept := cache.load()
+	c.metadata.cache = cache
+	if err := c.cluster.start(ctx, kept); err != nil {
 		c.stop()
 		c.cluster.close()
 		c.metadata.close()
 		return nil, err
 	}
+	if kept != nil && c.cluster.home.ready() == nil {
+		c.metadata.resume(kept)
+		o.logger.Warn("no address answers: routes and settings are those of the route cache until a node tells others", "file", cache.path())
+	}
+	cache.begin(c.cluster.ctx, c.metadata.content)
 	return c, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -23,6 +24,8 @@ const (
 	idleTime     = time.Minute     // after which connections that nobody needs any more are ended
 	sweepEvery   = 5 * time.Second
 	elsewhereMax = 3 // times that a request is passed on
+	// startPatience is how long Dial waits for an address before it tries what a route cache has too.
+	startPatience = time.Second
 )
 
 // Cluster is jmq at a distance: it implements wire.Broker, wire.Admin and wire.Registry over the client's connections. It does
@@ -71,25 +74,58 @@ func newCluster(o *options, addrs []string, clientID string) *Cluster {
 	return c
 }
 
-// start connects, and returns when one connection is good. Several addresses are tried at the same time.
-func (c *Cluster) start(ctx context.Context) error {
+// start connects, and returns when one connection is good. Several addresses are tried at the same time. kept is what a route cache
+// has, nil if nothing: its nodes are tried when no address answers, or none does soon.
+func (c *Cluster) start(ctx context.Context, kept *wire.WatchRoutesResponse) error {
 	first := make(chan error, len(c.home.slots))
 	tries := c.home.wake(1, first)
 	c.home.mu.Lock()
 	tries += c.home.startSlots(min(len(c.home.slots), len(c.home.mu.addrs)), first)
 	c.home.mu.Unlock()
+	var late <-chan time.Time
+	if kept != nil {
+		t := time.NewTimer(startPatience)
+		defer t.Stop()
+		late = t.C
+	}
+	var more chan error // as first, of the nodes in kept
+	spare := func() {   // tries them, once
+		if kept == nil {
+			return
+		}
+		c.o.logger.Warn("no address answers, trying the nodes of the route cache")
+		pools := c.spare(kept)
+		kept, more = nil, make(chan error, len(pools))
+		for _, p := range pools {
+			tries += p.wake(1, more)
+		}
+	}
 	var errs []error
-	for range tries {
+	for tries > 0 {
+		var err error
 		select {
-		case err := <-first:
-			if err == nil {
-				return nil
-			}
-			errs = append(errs, err)
+		case err = <-first:
+		case err = <-more:
+		case <-late:
+			spare()
+			continue
 		case <-ctx.Done():
 			errs = append(errs, ctx.Err())
 			return newError(opDial, "", -1, "", errors.Join(errs...))
 		}
+		if err == nil {
+			return nil
+		}
+		errs = append(errs, err)
+		if code := codeOf(err); code != wire.CodeDisconnected && code != wire.CodeTimeout && code != wire.CodeStopping {
+			kept = nil // a node answered, and what it refuses no cache grants
+		}
+		if tries--; tries == 0 {
+			spare()
+		}
+	}
+	if more != nil {
+		return fmt.Errorf("%w (nor does a node of the route cache answer)", errs[0])
 	}
 	return errs[0]
 }
@@ -136,6 +172,13 @@ func (c *Cluster) changed() {
 	defer c.mu.Unlock()
 	close(c.mu.up)
 	c.mu.up = make(chan struct{})
+}
+
+// registryAddrs returns where registry nodes are.
+func (c *Cluster) registryAddrs() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.registry
 }
 
 // addRegistry notes where registry nodes are.
@@ -191,10 +234,7 @@ func (c *Cluster) node(addr string) *pool {
 
 // wakeAll connects to every node that is known. It returns whether there are any but home.
 func (c *Cluster) wakeAll() bool {
-	c.mu.Lock()
-	registry := c.mu.registry
-	c.mu.Unlock()
-	for _, addr := range registry {
+	for _, addr := range c.registryAddrs() {
 		c.node(addr)
 	}
 	all := c.pools()

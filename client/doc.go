@@ -62,7 +62,7 @@
 //
 // Routes and settings (timeout, concurrency, batch, pauses) are told by the registry as they change, and override options while
 // they are there. Any node will do for Dial. When registry nodes die, others are asked, then brokers; when nobody answers, what is
-// known stays. A broker without a registry has one broker group, and everything is as its options say.
+// known stays, and WithRouteCache keeps it on disk for the next start. A broker without a registry has one broker group, and everything is as its options say.
 //
 // # Identity
 //

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"os"
 	"time"
 
 	"github.com/jmqio/jmq/client"
@@ -534,4 +535,32 @@ func ExampleClient_ListGroups() {
 		fmt.Println(g.Group, g.Lag)
 	}
 	// Output: day 0
+}
+
+// A client starts without a registry node when it was told before where its brokers are.
+func ExampleWithRouteCache() {
+	ctx := context.Background()
+	folder, err := os.MkdirTemp("", "payment-routes-") // in a program: one that stays, as /var/lib/payment/routes
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(folder)
+	cl, err := client.Dial(ctx, devBroker(), client.WithApp("payment"), client.WithRouteCache(folder))
+	if err != nil {
+		log.Fatal(err) // none of the addresses answers, and no broker in the cache does
+	}
+	defer cl.Close(ctx)
+	if err := cl.CreateTopic(ctx, "refunds", 1); err != nil {
+		log.Fatal(err)
+	}
+	p, err := cl.Producer("refunds")
+	if err != nil {
+		log.Fatal(err)
+	}
+	r, err := p.Send(ctx, &client.Message{Body: []byte(`{"amount": 1995}`)})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("index", r.Index)
+	// Output: index 0
 }

@@ -26,7 +26,8 @@ const (
 // missed; when all go, what is known stays. Where no node holds metadata (a broker without a registry), routes are asked for with
 // the command Route, now and then while they are used.
 type metadata struct {
-	c *Client
+	c     *Client
+	cache *routeCache // nil: none
 
 	mu struct {
 		sync.Mutex
@@ -34,6 +35,8 @@ type metadata struct {
 		running    bool
 		generation uint64
 		version    uint64 // of the metadata, of the last answer
+		// cached are views that the route cache has and nobody asked for yet; nil once a node knows newer metadata.
+		cached map[watchKey]*wire.TopicView
 	}
 	kick chan struct{} // one element: there are watches that nobody asked for
 	ran  sync.WaitGroup
@@ -47,6 +50,7 @@ type watch struct {
 	version uint64 // of the view that is known. metadata.mu, and so are those below
 	asked   bool   // a request with it waits
 	used    []*pool
+	kept    []byte // the view, for the route cache; nil: it is of no use there
 	// take takes a view, which from gave. It returns the pools that it names.
 	take func(v *wire.TopicView, from *pool) []*pool
 }
@@ -64,8 +68,11 @@ func (m *metadata) add(w *watch) {
 	m.mu.watches[w.watchKey] = w
 }
 
-// close waits for the goroutine; the cluster's context has ended.
-func (m *metadata) close() { m.ran.Wait() }
+// close waits for the goroutines; the cluster's context has ended.
+func (m *metadata) close() {
+	m.ran.Wait()
+	m.cache.close()
+}
 
 // ask asks for a view now, and gives it to take. alone: no node holds metadata.
 func (m *metadata) ask(ctx context.Context, op string, key watchKey, take func(v *wire.TopicView, from *pool)) (alone bool, err error) {
@@ -102,6 +109,11 @@ func (m *metadata) ask(ctx context.Context, op string, key watchKey, take func(v
 
 // know asks for what w watches and takes it, and watches from then on.
 func (m *metadata) know(ctx context.Context, op string, w *watch) (alone bool, err error) {
+	if v := m.remembered(w.watchKey); v != nil { // the watch is told what is not so any more
+		m.taken(w, v, m.c.cluster.home)
+		m.begin()
+		return false, nil
+	}
 	alone, err = m.ask(ctx, op, w.watchKey, func(v *wire.TopicView, from *pool) {
 		m.taken(w, v, from)
 		// A request that waits may have brought a newer view meanwhile, which this one has replaced: it is asked for once more.
@@ -116,10 +128,12 @@ func (m *metadata) know(ctx context.Context, op string, w *watch) (alone bool, e
 }
 
 func (m *metadata) taken(w *watch, v *wire.TopicView, from *pool) {
+	kept := m.keep(v) // before take puts it in order
 	used := w.take(v, from)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	w.version, w.used = v.Version, used
+	w.version, w.used, w.kept = v.Version, used, kept
+	m.cache.changed()
 }
 
 // note takes what an answer says of the metadata. An error: the node has an older generation.
@@ -133,7 +147,9 @@ func (m *metadata) note(l *link, r *wire.WatchRoutesResponse) error {
 	if r.Generation > m.mu.generation {
 		m.mu.generation, m.mu.version = r.Generation, 0
 	}
-	m.mu.version = max(m.mu.version, r.MetadataVersion)
+	if r.MetadataVersion > m.mu.version {
+		m.mu.version, m.mu.cached = r.MetadataVersion, nil
+	}
 	return nil
 }
 

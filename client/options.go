@@ -24,6 +24,7 @@ type options struct {
 	tls         *tls.Config                      // nil: plain
 	credentials func() (wire.Credentials, error) // nil: none; asked for each connection
 	dataCenter  string                           // empty: as the registry finds by the address
+	routeCache  string                           // folder; empty: none
 	warnings    []string                         // for the logger
 }
 
@@ -96,6 +97,21 @@ func WithDataCenter(name string) Option {
 		o.dataCenter = name
 		if name == "" {
 			return errors.New("WithDataCenter: empty")
+		}
+		return nil
+	}
+}
+
+// WithRouteCache keeps what the client is told of routes and settings in folder, in a file of mode 0600 for each app (or credential, without
+// WithApp) and list of addresses: written at most once a second, and by Close. When none of Dial's addresses answers, the client starts
+// from there: it goes to the brokers that are named there, which tell what has changed and decide what it may do, and to the
+// addresses again when they are back. A file that is damaged, of another client, or open to others is not looked at, and one that
+// cannot be written is done without: the logger is told. Processes may share a folder; it is made if it is not there. Default: none.
+func WithRouteCache(folder string) Option {
+	return func(o *options) error {
+		o.routeCache = folder
+		if folder == "" {
+			return errors.New("WithRouteCache: empty")
 		}
 		return nil
 	}
