@@ -24,7 +24,7 @@ func (c *connection) administer(cmd *cobra.Command, what string, f func(context.
 		_, ours := errors.AsType[*codedError](err)
 		switch {
 		case err == nil && c.settles:
-			settle(ctx, admin.New(cl), 0)
+			settle(ctx, cmd, admin.New(cl), 0)
 			return nil
 		case err == nil || ours:
 			return err

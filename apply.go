@@ -314,7 +314,7 @@ func applyDocuments(ctx context.Context, cmd *cobra.Command, a *admin.Admin, doc
 	if err != nil {
 		return located(docs, err)
 	}
-	settle(ctx, a, done.Version)
+	settle(ctx, cmd, a, done.Version)
 	for _, x := range would.Changes {
 		if x.Change == "unchanged" {
 			done.Changes = append(done.Changes, x)

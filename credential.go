@@ -153,7 +153,7 @@ func credentialCreateCommand() *cobra.Command {
 					return err
 				}
 				err = out.print(cmd, textOfOwner(owner), made)
-				settle(ctx, a, 0)
+				settle(ctx, cmd, a, 0)
 				return err
 			})
 		},
@@ -304,7 +304,7 @@ one after the other.`,
 				if err != nil {
 					return fmt.Errorf("the new credential was made, and the old one is good still: %w", err)
 				}
-				settle(ctx, a, 0)
+				settle(ctx, cmd, a, 0)
 				if out.output == "table" {
 					_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s ends %s\n", args[0], momentText(until, ""))
 				}

@@ -337,7 +337,7 @@ func (c *changing) apply(ctx context.Context, cmd *cobra.Command, a *admin.Admin
 	if err == nil {
 		warn(cmd, r.Warnings)
 		if !c.dryRun {
-			settle(ctx, a, r.Version)
+			settle(ctx, cmd, a, r.Version)
 		}
 	}
 	return r, err
@@ -347,10 +347,12 @@ func (c *changing) apply(ctx context.Context, cmd *cobra.Command, a *admin.Admin
 const settleWithin = 2 * time.Second
 
 // settle lets the next command of a script find what this one changed, whichever node it asks. It was changed in any case.
-func settle(ctx context.Context, a *admin.Admin, version uint64) {
+func settle(ctx context.Context, cmd *cobra.Command, a *admin.Admin, version uint64) {
 	ctx, cancel := context.WithTimeout(ctx, settleWithin)
 	defer cancel()
-	_ = a.InForce(ctx, version) // a node that is being lost is not waited for any longer
+	if err := a.InForce(ctx, version); errors.Is(err, context.DeadlineExceeded) && cmd.Context().Err() == nil {
+		warn(cmd, []string{"it is changed, but not in force everywhere: " + oneLine(err)})
+	}
 }
 
 func warn(cmd *cobra.Command, warnings []string) {
@@ -490,7 +492,7 @@ func (c *changing) edit(ctx context.Context, cmd *cobra.Command, a *admin.Admin,
 		r, err := a.Edit(ctx, k, c.reason, change)
 		if err == nil {
 			warn(cmd, r.Warnings)
-			settle(ctx, a, r.Version)
+			settle(ctx, cmd, a, r.Version)
 		}
 		return r, err
 	}

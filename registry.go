@@ -170,6 +170,19 @@ the same. With a database that is not ok nothing can be changed; messages go on.
 				if err != nil {
 					return err
 				}
+				for begun := time.Now(); all.Ahead() != nil && time.Since(begun) < settleWithin/2; { // by a change just now?
+					select {
+					case <-time.After(100 * time.Millisecond):
+					case <-ctx.Done():
+					}
+					if all, err = a.Nodes(ctx); err != nil {
+						return err
+					}
+				}
+				if n := all.Ahead(); n != nil && all.Database == "ok" {
+					all.Database = fmt.Sprintf("older than what node %s knows, %d.%d: it does not take this metadata; if the database was restored from a copy, say so: jmq registry new-generation",
+						n.Name, n.Generation, n.MetadataVersion)
+				}
 				l := listNodes(all.Nodes)
 				type status struct {
 					Generation uint64     `json:"generation"`

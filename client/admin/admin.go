@@ -299,6 +299,17 @@ type Nodes struct {
 	Database   string // ok, or what is wrong with it
 }
 
+// Ahead returns a living node that has a newer generation than the database, or a newer version of the same one: the database was
+// restored from a copy or exchanged, or else its change is so young that the registry node has not read it yet. nil: there is none.
+func (n *Nodes) Ahead() *Node {
+	for i := range n.Nodes {
+		if x := &n.Nodes[i]; !x.Away && (x.Generation > n.Generation || x.Generation == n.Generation && x.MetadataVersion > n.Version) {
+			return x
+		}
+	}
+	return nil
+}
+
 // Nodes returns all nodes.
 func (a *Admin) Nodes(ctx context.Context) (*Nodes, error) {
 	var r wire.ListNodesResponse
@@ -348,7 +359,7 @@ func (a *Admin) InForce(ctx context.Context, version uint64) error {
 			}
 		}
 		for _, n := range all.Nodes {
-			if !n.Away && len(all.Nodes) > 1 && (n.Generation < all.Generation || n.MetadataVersion < version) {
+			if !n.Away && len(all.Nodes) > 1 && (n.Generation != all.Generation || n.MetadataVersion < version) {
 				behind = n.Name
 			}
 		}
