@@ -110,6 +110,9 @@ func (e *Error) Error() string {
 		fmt.Fprintf(&b, " after %d attempts", e.Attempts)
 	}
 	fmt.Fprintf(&b, ": %v", e.Err)
+	if e.Code == wire.CodeLimited && e.RetryAfter > 0 {
+		fmt.Fprintf(&b, "; there is room in %v", e.RetryAfter)
+	}
 	return b.String()
 }
 
