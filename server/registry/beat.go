@@ -16,6 +16,9 @@ const (
 	beatTimeout = 3 * time.Second
 	// silenceMax is how long a node may be silent before it is away: a client is told within 10 s.
 	silenceMax = 8 * time.Second
+	// takeOver is how long a broker must have been silent before one at another address may have its name: two that live would
+	// share it else, and senders would go to the one that came last.
+	takeOver = 2 * time.Second
 	// silenceStep bounds how much silence one call can show: what the judge itself slept through, or waited for the database, is not
 	// the silence of others.
 	silenceStep = time.Second
@@ -125,6 +128,9 @@ func (n *Node) hear(r *wire.HeartbeatRequest, addr string) error {
 			x.own(r.Boot)
 		case b != nil && !b.Away && slices.Contains(x.boots, r.Boot):
 			return wire.Errorf(wire.CodeConflict, "another broker with the name %s runs, at %v", r.Node, b.Addresses)
+		}
+		if b != nil && !b.Away && b.Boot != r.Boot && x.last != nil && x.last.Boot == b.Boot && x.silent < takeOver && !slices.Equal(b.Addresses, r.Addresses) {
+			return wire.Errorf(wire.CodeConflict, "another broker with the name %s lives, at %v: give this one a name of its own (node.name)", r.Node, b.Addresses)
 		}
 		due = b == nil || b.Away || !sameBroker(b, brokerOf(r))
 	}

@@ -319,6 +319,38 @@ func TestBadHeartbeats(t *testing.T) {
 	})
 }
 
+// TestOneName shows that a broker takes the name of one that lives only at its address, as after a restart, and elsewhere once that one is silent.
+func TestOneName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 2)
+		defer c.close()
+		beat := func(node int, boot, address string) error {
+			t.Helper()
+			_, err := c.nodes[node].Heartbeat(context.Background(), &wire.HeartbeatRequest{Node: "a", Boot: boot, Roles: []string{RoleBroker}, BrokerGroup: "g", Addresses: []string{address}})
+			time.Sleep(500 * time.Millisecond)
+			synctest.Wait()
+			return err
+		}
+		for range 6 {
+			if err := beat(0, "first", "a:1"); err != nil {
+				t.Fatal(err)
+			}
+			wantCode(t, beat(1, "second", "b:1"), wire.CodeConflict)
+		}
+		if b := c.stores[1].View().Broker("a"); b.Boot != "first" {
+			t.Fatalf("%+v has the name", b)
+		}
+		if err := beat(1, "restarted", "a:1"); err != nil {
+			t.Fatalf("at its own address: %v", err)
+		}
+		wantCode(t, beat(1, "second", "b:1"), wire.CodeConflict)
+		time.Sleep(3 * time.Second)
+		if err := beat(1, "second", "b:1"); err != nil || c.stores[0].View().Broker("a").Boot != "second" {
+			t.Fatalf("after 3 s of silence: %v, %+v", err, c.stores[0].View().Broker("a"))
+		}
+	})
+}
+
 // TestOlderDatabase shows that registry nodes which start on an older copy of the database, and cannot know it, take no change while a broker knows
 // better: versions would be given twice. Nothing that was taken from anybody comes back at the broker. With a new generation it is taken as it is.
 func TestOlderDatabase(t *testing.T) {
