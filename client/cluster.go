@@ -116,9 +116,10 @@ func (c *Cluster) start(ctx context.Context, kept *wire.WatchRoutesResponse) err
 		if err == nil {
 			return nil
 		}
-		errs = append(errs, err)
-		if code := codeOf(err); code != wire.CodeDisconnected && code != wire.CodeTimeout && code != wire.CodeStopping {
-			kept = nil // a node answered, and what it refuses no cache grants
+		if silent(err) {
+			errs = append(errs, err)
+		} else { // what a node refuses no cache grants, and it is what Dial says
+			errs, kept = slices.Insert(errs, 0, err), nil
 		}
 		if tries--; tries == 0 {
 			spare()

@@ -134,7 +134,10 @@ func (p *pool) serve(awake context.Context, s *slot, first chan<- error) {
 				if err == nil || awake.Err() != nil || p.surplus() {
 					break
 				}
-				l, err = p.connect(awake)
+				var e error
+				if l, e = p.connect(awake); e == nil || silent(err) { // that a node refused says more than that others are away
+					err = e
+				}
 			}
 			if err != nil && first != nil {
 				first <- err
@@ -187,6 +190,12 @@ func (p *pool) serve(awake context.Context, s *slot, first chan<- error) {
 		}
 		p.c.changed()
 	}
+}
+
+// silent says of the error of a connection that no node answered, or one that ends.
+func silent(err error) bool {
+	code := codeOf(err)
+	return code == wire.CodeDisconnected || code == wire.CodeTimeout || code == wire.CodeStopping
 }
 
 // surplus says that there are connections enough without a slot that has none.
