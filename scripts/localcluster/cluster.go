@@ -16,6 +16,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -209,7 +210,43 @@ func (c *Cluster) Up(ctx context.Context) error {
 			}
 		}
 	}
+	if err := c.awaitBrokers(ctx); err != nil {
+		return err
+	}
 	return c.Jmq(ctx, "context", "add", "cluster", "--replace", "--use", "--address", strings.Join(c.Addresses(""), ","), "--credential-file", c.AdminFile())
+}
+
+// awaitBrokers waits until every registry node knows all brokers: a broker serves when one of them does.
+func (c *Cluster) awaitBrokers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readyWithin)
+	defer cancel()
+	want := fmt.Sprintf("jmq_registry_brokers{state=\"living\"} %d\n", len(c.Of("broker")))
+	for _, n := range c.Of("registry") {
+		for !strings.Contains(n.metrics(ctx), want) {
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("%s does not know all brokers: %w; see %s", n.Name, context.Cause(ctx), n.log())
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	}
+	return nil
+}
+
+// metrics is what the node's admin port says; "" when it does not.
+func (n *Node) metrics(ctx context.Context) string {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.Admin+"/metrics", nil)
+	if err != nil {
+		return ""
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	answer, err := client.Do(r)
+	if err != nil {
+		return ""
+	}
+	defer answer.Body.Close()
+	text, _ := io.ReadAll(io.LimitReader(answer.Body, 4<<20))
+	return string(text)
 }
 
 func (c *Cluster) startDatabase(ctx context.Context) (err error) {
