@@ -21,6 +21,7 @@ var ranks = map[string]int{
 	"wire":           0,
 	"server/journal": 0,
 	"server/index":   0,
+	"server/term":    0,
 
 	"server/offset":   1,
 	"server/store":    1,

@@ -83,6 +83,18 @@ func (c *Cluster) NewGeneration(ctx context.Context, r *wire.NewGenerationReques
 	return called(new(wire.NewGenerationResponse), func(out *wire.NewGenerationResponse) error { return c.one(ctx, wire.CommandNewGeneration, r, out) })
 }
 
+// ChangeReplication implements wire.Registry.
+func (c *Cluster) ChangeReplication(ctx context.Context, r *wire.ChangeReplicationRequest) (*wire.ChangeReplicationResponse, error) {
+	return called(new(wire.ChangeReplicationResponse), func(out *wire.ChangeReplicationResponse) error {
+		return c.one(ctx, wire.CommandChangeReplication, r, out)
+	})
+}
+
+// BrokerGroup implements wire.Registry.
+func (c *Cluster) BrokerGroup(ctx context.Context, r *wire.BrokerGroupRequest) (*wire.BrokerGroupResponse, error) {
+	return called(new(wire.BrokerGroupResponse), func(out *wire.BrokerGroupResponse) error { return c.one(ctx, wire.CommandBrokerGroup, r, out) })
+}
+
 // WhoAmI says as whom the client is known, and who answers.
 func (c *Cluster) WhoAmI(ctx context.Context, r *wire.WhoAmIRequest) (*wire.WhoAmIResponse, error) {
 	return called(new(wire.WhoAmIResponse), func(out *wire.WhoAmIResponse) error { return c.one(ctx, wire.CommandWhoAmI, r, out) })

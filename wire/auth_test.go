@@ -337,7 +337,7 @@ func TestAuthenticateUniform(t *testing.T) {
 // TestBeforeAuthentication shows what a peer may do that is not known yet.
 func TestBeforeAuthentication(t *testing.T) {
 	k, _ := newKnown(t)
-	h := NewHandler(Services{every{}, every{}, every{}}, HandlerOptions{Authenticator: k, OnOpen: func(*Peer) error { t.Error("let in"); return nil }})
+	h := NewHandler(Services{every{}, every{}, every{}, every{}}, HandlerOptions{Authenticator: k, OnOpen: func(*Peer) error { t.Error("let in"); return nil }})
 	for command := range Command(countedCommands) {
 		if command == CommandAuthenticate || command == CommandPing {
 			continue

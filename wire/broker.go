@@ -68,6 +68,35 @@ type Registry interface {
 	CreateCredential(ctx context.Context, r *CreateCredentialRequest) (*CreateCredentialResponse, error)
 	ListAudit(ctx context.Context, r *ListAuditRequest) (*ListAuditResponse, error)
 	NewGeneration(ctx context.Context, r *NewGenerationRequest) (*NewGenerationResponse, error)
+	// ChangeReplication is a master's compare-and-set of its broker group's row. The answer carries the row as it is then; with
+	// CodeConflict too (as the error's row).
+	ChangeReplication(ctx context.Context, r *ChangeReplicationRequest) (*ChangeReplicationResponse, error)
+	// BrokerGroup is what operators ask of a broker group: its status, promote, transfer, drain, activate.
+	BrokerGroup(ctx context.Context, r *BrokerGroupRequest) (*BrokerGroupResponse, error)
+}
+
+// Replication is what brokers of one broker group ask of each other, and observers (archive, backup) of any of them. Only peers that are
+// nodes may ask it. Answers of Pull and ReadLog carry records as the answering broker's journal holds them, checksums begun with its
+// store id.
+type Replication interface {
+	// Follow begins a session of a slave at a master: the slave says who it is and what it has, the master up to where that is the same.
+	Follow(ctx context.Context, r *FollowRequest) (*FollowResponse, error)
+	// Pull says what the slave has written, and is answered with the next records as soon as there are any, or with none after
+	// the keep-alive time. Answers as Fetch does: done is called exactly once, perhaps later; the payload is valid until done
+	// returns. A slave has up to r.Window pulls under way.
+	Pull(ctx context.Context, r *PullRequest, done func(r *PullResponse, records []byte, err error))
+	// Meet asks a broker what it knows. With a term it promises, durably, to do nothing in a lower one.
+	Meet(ctx context.Context, r *MeetRequest) (*MeetResponse, error)
+	// ReadLog reads records: for repair, for what a master lost of its end, and for observers, who read what is committed.
+	ReadLog(ctx context.Context, r *ReadLogRequest) (*ReadLogResponse, []byte, error)
+	// ReadSeed reads the beginning of a full copy: what the tables say, and where the journal begins.
+	ReadSeed(ctx context.Context, r *ReadSeedRequest) (*ReadSeedResponse, []byte, error)
+	// LogSums returns checksums of ranges of the journal, equal where the records are.
+	LogSums(ctx context.Context, r *LogSumsRequest) (*LogSumsResponse, error)
+	// MergeSide hands the master what a slave acked while it was away. It is answered when that is committed.
+	MergeSide(ctx context.Context, r *MergeSideRequest, entries []byte) (*MergeSideResponse, error)
+	// TakeOver tells a slave that it was named master, before the registry's push reaches it.
+	TakeOver(ctx context.Context, r *TakeOverRequest) (*TakeOverResponse, error)
 }
 
 // PrincipalKind says what an identity is.

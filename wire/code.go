@@ -48,6 +48,12 @@ const (
 	CodePaused       Code = 60 // an operator paused the topic
 	CodeMembers      Code = 61 // the group has members
 
+	// Who of the broker group does it.
+	CodeNotMaster     Code = 62 // this broker is not the master, or not the slave that serves now; Nodes: the master's addresses, if it is known
+	CodeNotReplicated Code = 63 // a replicated topic, and no slave is in sync: nothing was written
+	CodeReadOnly      Code = 64 // the broker group takes no sends
+	CodeStaleTerm     Code = 65 // between brokers: the asked one has met a higher term, or the session is not the current one
+
 	// Who asks, and whom.
 	CodeUnauthenticated Code = 70 // no identity, or one that is not good any more
 	CodeForbidden       Code = 71 // known, but may not
@@ -110,6 +116,10 @@ var Traits = map[Code]Trait{
 	CodeClosed:             {"closed", RetryNever, false, "dial again"},
 	CodePaused:             {"paused", RetryHere, true, "wait, or end the pause: jmq topic resume NAME"},
 	CodeMembers:            {"group-has-members", RetryNever, true, "stop its consumers first, or force it"},
+	CodeNotMaster:          {"not-master", RetryElsewhere, true, "ask the master of the broker group, or another broker group: jmq broker-group status"},
+	CodeNotReplicated:      {"not-replicated", RetryElsewhere, true, "send to another broker group; see why no slave is in sync: jmq broker-group status"},
+	CodeReadOnly:           {"read-only", RetryElsewhere, true, "send to another broker group, or make this one active: jmq broker-group activate"},
+	CodeStaleTerm:          {"stale-term", RetryNever, true, "nothing to do: the brokers agree anew by themselves"},
 	CodeUnauthenticated:    {"unauthenticated", RetryNever, false, "see the credential: its id, its secret, whether it expired or was revoked"},
 	CodeForbidden:          {"forbidden", RetryNever, true, "ask an owner for the right: jmq topic grant, jmq group, jmq user"},
 	CodeLimited:            {"limited", RetryHere, true, "wait as long as the answer says, send less, or have the limit raised"},

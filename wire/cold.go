@@ -1,20 +1,36 @@
 package wire
 
 import (
+	"bytes"
 	"context"
 
 	"google.golang.org/protobuf/proto"
 )
 
-// coldCommand reads the header of a command that may block, judges it, and returns what carries it out.
-type coldCommand func(h *Handler, header []byte) (run func(context.Context) (proto.Message, error), err error)
+// coldRun carries a cold command out; the bytes are the payload of its answer.
+type coldRun func(context.Context) (proto.Message, []byte, error)
+
+// coldCommand reads the header of a command that may block, judges it, and returns what carries it out. payload is valid only
+// until it returns.
+type coldCommand func(h *Handler, header, payload []byte) (run coldRun, err error)
 
 // cold makes one of a request's check and of what carries it out.
 func cold[Q any, R proto.Message, P interface {
 	*Q
 	proto.Message
 }](check func(P) error, run func(*Handler, context.Context, P) (R, error)) coldCommand {
-	return func(h *Handler, header []byte) (func(context.Context) (proto.Message, error), error) {
+	return coldBytes(check, func(h *Handler, ctx context.Context, r P, _ []byte) (R, []byte, error) {
+		m, err := run(h, ctx, r)
+		return m, nil, err
+	})
+}
+
+// coldBytes is cold for a command whose request or answer has a payload.
+func coldBytes[Q any, R proto.Message, P interface {
+	*Q
+	proto.Message
+}](check func(P) error, run func(*Handler, context.Context, P, []byte) (R, []byte, error)) coldCommand {
+	return func(h *Handler, header, payload []byte) (coldRun, error) {
 		r := P(new(Q))
 		if err := proto.Unmarshal(header, r); err != nil {
 			return nil, errHeader
@@ -22,7 +38,8 @@ func cold[Q any, R proto.Message, P interface {
 		if err := check(r); err != nil {
 			return nil, err
 		}
-		return func(ctx context.Context) (proto.Message, error) { return run(h, ctx, r) }, nil
+		payload = bytes.Clone(payload)
+		return func(ctx context.Context) (proto.Message, []byte, error) { return run(h, ctx, r, payload) }, nil
 	}
 }
 
@@ -133,4 +150,33 @@ var coldCommands = map[Command]coldCommand{
 		func(h *Handler, ctx context.Context, r *NewGenerationRequest) (*NewGenerationResponse, error) {
 			return h.services.Registry.NewGeneration(ctx, r)
 		}),
+	CommandChangeReplication: cold(checkChangeReplication, func(h *Handler, ctx context.Context, r *ChangeReplicationRequest) (*ChangeReplicationResponse, error) {
+		return h.services.Registry.ChangeReplication(ctx, r)
+	}),
+	CommandBrokerGroup: cold(checkBrokerGroup, func(h *Handler, ctx context.Context, r *BrokerGroupRequest) (*BrokerGroupResponse, error) {
+		return h.services.Registry.BrokerGroup(ctx, r)
+	}),
+	CommandFollow: cold(checkFollow, func(h *Handler, ctx context.Context, r *FollowRequest) (*FollowResponse, error) {
+		return h.services.Replication.Follow(ctx, r)
+	}),
+	CommandMeet: cold(checkMeet, func(h *Handler, ctx context.Context, r *MeetRequest) (*MeetResponse, error) {
+		return h.services.Replication.Meet(ctx, r)
+	}),
+	CommandReadLog: coldBytes(checkReadLog, func(h *Handler, ctx context.Context, r *ReadLogRequest, _ []byte) (*ReadLogResponse, []byte, error) {
+		return h.services.Replication.ReadLog(ctx, r)
+	}),
+	CommandReadSeed: coldBytes(anything[*ReadSeedRequest], func(h *Handler, ctx context.Context, r *ReadSeedRequest, _ []byte) (*ReadSeedResponse, []byte, error) {
+		r.BytesMax = replicationBytes(r.BytesMax)
+		return h.services.Replication.ReadSeed(ctx, r)
+	}),
+	CommandLogSums: cold(checkLogSums, func(h *Handler, ctx context.Context, r *LogSumsRequest) (*LogSumsResponse, error) {
+		return h.services.Replication.LogSums(ctx, r)
+	}),
+	CommandMergeSide: coldBytes(checkMergeSide, func(h *Handler, ctx context.Context, r *MergeSideRequest, entries []byte) (*MergeSideResponse, []byte, error) {
+		m, err := h.services.Replication.MergeSide(ctx, r, entries)
+		return m, nil, err
+	}),
+	CommandTakeOver: cold(checkTakeOver, func(h *Handler, ctx context.Context, r *TakeOverRequest) (*TakeOverResponse, error) {
+		return h.services.Replication.TakeOver(ctx, r)
+	}),
 }

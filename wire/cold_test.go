@@ -93,17 +93,46 @@ func (every) StoreUsage(context.Context, *StoreUsageRequest) (*StoreUsageRespons
 	return &StoreUsageResponse{}, nil
 }
 
+func (every) ChangeReplication(context.Context, *ChangeReplicationRequest) (*ChangeReplicationResponse, error) {
+	return &ChangeReplicationResponse{}, nil
+}
+func (every) BrokerGroup(context.Context, *BrokerGroupRequest) (*BrokerGroupResponse, error) {
+	return &BrokerGroupResponse{}, nil
+}
+func (every) Follow(context.Context, *FollowRequest) (*FollowResponse, error) {
+	return &FollowResponse{}, nil
+}
+func (every) Pull(_ context.Context, _ *PullRequest, done func(*PullResponse, []byte, error)) {
+	done(&PullResponse{}, nil, nil)
+}
+func (every) Meet(context.Context, *MeetRequest) (*MeetResponse, error) { return &MeetResponse{}, nil }
+func (every) ReadLog(context.Context, *ReadLogRequest) (*ReadLogResponse, []byte, error) {
+	return &ReadLogResponse{}, nil, nil
+}
+func (every) ReadSeed(context.Context, *ReadSeedRequest) (*ReadSeedResponse, []byte, error) {
+	return &ReadSeedResponse{}, nil, nil
+}
+func (every) LogSums(context.Context, *LogSumsRequest) (*LogSumsResponse, error) {
+	return &LogSumsResponse{}, nil
+}
+func (every) MergeSide(context.Context, *MergeSideRequest, []byte) (*MergeSideResponse, error) {
+	return &MergeSideResponse{}, nil
+}
+func (every) TakeOver(context.Context, *TakeOverRequest) (*TakeOverResponse, error) {
+	return &TakeOverResponse{}, nil
+}
+
 // TestColdCommands holds the table to what it stands for: it has every command that is not handled elsewhere, each reaches the
 // method of its name, reads its header whole, and judges what is in it.
 func TestColdCommands(t *testing.T) {
-	h := NewHandler(Services{every{}, every{}, every{}}, HandlerOptions{})
+	h := NewHandler(Services{every{}, every{}, every{}, every{}}, HandlerOptions{})
 	elsewhere := map[Command]bool{
 		CommandHello: true, CommandPing: true, CommandAuthenticate: true, CommandWhoAmI: true, CommandProduce: true,
-		CommandFetch: true, CommandAck: true, CommandWatchRoutes: true, CommandWatchObjects: true,
+		CommandFetch: true, CommandAck: true, CommandWatchRoutes: true, CommandWatchObjects: true, CommandPull: true,
 	}
 	nameless := map[Command]bool{
 		CommandListTopics: true, CommandStoreUsage: true, CommandListGroups: true, CommandListNodes: true, CommandListObjects: true,
-		CommandApplyObjects: true, CommandListAudit: true, CommandNewGeneration: true,
+		CommandApplyObjects: true, CommandListAudit: true, CommandNewGeneration: true, CommandReadLog: true, CommandReadSeed: true,
 	}
 	for command := range commandNames {
 		row, ok := coldCommands[command]
@@ -113,18 +142,18 @@ func TestColdCommands(t *testing.T) {
 		if !ok {
 			continue
 		}
-		if _, err := row(h, []byte{0xff}); CodeOf(err) != CodeMalformed {
+		if _, err := row(h, []byte{0xff}, nil); CodeOf(err) != CodeMalformed {
 			t.Errorf("%v of a header that is none: %v", command, err)
 		}
-		if _, err := row(h, nil); (err == nil) != nameless[command] || err != nil && CodeOf(err) != CodeInvalid {
+		if _, err := row(h, nil, nil); (err == nil) != nameless[command] || err != nil && CodeOf(err) != CodeInvalid {
 			t.Errorf("%v without a name: %v", command, err)
 		}
-		run, err := row(h, goodHeader(command))
+		run, err := row(h, goodHeader(command), nil)
 		if err != nil {
 			t.Errorf("%v: %v", command, err)
 			continue
 		}
-		m, err := run(context.Background())
+		m, _, err := run(context.Background())
 		if err != nil {
 			t.Errorf("%v: %v", command, err)
 			continue
@@ -133,10 +162,10 @@ func TestColdCommands(t *testing.T) {
 		if want := strings.ReplaceAll(command.String(), "-", "") + "response"; strings.ToLower(got) != want {
 			t.Errorf("%v answers %s", command, got)
 		}
-		if command == CommandListTopics || command == CommandStoreUsage || commandServices[command] == ofRegistry {
+		if command == CommandListTopics || command == CommandStoreUsage || commandServices[command] >= ofRegistry {
 			continue // the table of TestRegistryChecks has what is judged of these
 		}
-		if _, err := row(h, names("a/b", "pay")); CodeOf(err) != CodeInvalid {
+		if _, err := row(h, names("a/b", "pay"), nil); CodeOf(err) != CodeInvalid {
 			t.Errorf("%v of topic a/b: %v", command, err)
 		}
 	}
@@ -154,7 +183,11 @@ func goodHeader(c Command) []byte {
 		m = &CreateCredentialRequest{OwnerKind: "app", Owner: "pay"}
 	case CommandWatchRoutes:
 		m = &WatchRoutesRequest{Topics: []*WatchedTopic{{Topic: "orders", Group: "pay.vip"}, {Topic: "orders"}}}
-	case CommandListNodes, CommandListObjects, CommandListAudit, CommandNewGeneration, CommandWatchObjects, CommandWhoAmI:
+	case CommandBrokerGroup:
+		m = &BrokerGroupRequest{Action: "status"}
+	case CommandLogSums:
+		m = &LogSumsRequest{To: 8, Every: 8}
+	case CommandReadLog, CommandReadSeed, CommandListNodes, CommandListObjects, CommandListAudit, CommandNewGeneration, CommandWatchObjects, CommandWhoAmI:
 		return nil
 	default:
 		return names("orders", "pay")

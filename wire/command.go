@@ -38,6 +38,18 @@ const (
 	CommandCreateCredential Command = 55 // CreateCredentialRequest -> CreateCredentialResponse
 	CommandListAudit        Command = 56 // ListAuditRequest -> ListAuditResponse
 	CommandNewGeneration    Command = 57 // NewGenerationRequest -> NewGenerationResponse
+
+	CommandChangeReplication Command = 58 // ChangeReplicationRequest -> ChangeReplicationResponse
+	CommandBrokerGroup       Command = 59 // BrokerGroupRequest -> BrokerGroupResponse
+
+	CommandFollow    Command = 100 // FollowRequest -> FollowResponse
+	CommandPull      Command = 101 // PullRequest -> PullResponse, records
+	CommandMeet      Command = 102 // MeetRequest -> MeetResponse
+	CommandReadLog   Command = 103 // ReadLogRequest -> ReadLogResponse, records
+	CommandReadSeed  Command = 104 // ReadSeedRequest -> ReadSeedResponse, bytes of a seed
+	CommandLogSums   Command = 105 // LogSumsRequest -> LogSumsResponse
+	CommandMergeSide Command = 106 // MergeSideRequest, entries of a side file -> MergeSideResponse
+	CommandTakeOver  Command = 107 // TakeOverRequest -> TakeOverResponse
 )
 
 var commandNames = map[Command]string{
@@ -57,6 +69,10 @@ var commandNames = map[Command]string{
 	CommandCreateCredential: "create-credential",
 	CommandListAudit:        "list-audit",
 	CommandNewGeneration:    "new-generation",
+
+	CommandChangeReplication: "change-replication", CommandBrokerGroup: "broker-group",
+	CommandFollow: "follow", CommandPull: "pull", CommandMeet: "meet", CommandReadLog: "read-log", CommandReadSeed: "read-seed",
+	CommandLogSums: "log-sums", CommandMergeSide: "merge-side", CommandTakeOver: "take-over",
 }
 
 // Roles of nodes, as configured and as hello says them.
@@ -72,6 +88,7 @@ const (
 	ofBroker service = iota
 	ofAdmin
 	ofRegistry
+	ofReplication
 )
 
 // role is what a node runs that has the service.
@@ -93,7 +110,10 @@ var commandServices = map[Command]service{
 
 	CommandWatchRoutes: ofRegistry, CommandWatchObjects: ofRegistry, CommandHeartbeat: ofRegistry, CommandListNodes: ofRegistry,
 	CommandListObjects: ofRegistry, CommandApplyObjects: ofRegistry, CommandCreateCredential: ofRegistry,
-	CommandListAudit: ofRegistry, CommandNewGeneration: ofRegistry,
+	CommandListAudit: ofRegistry, CommandNewGeneration: ofRegistry, CommandChangeReplication: ofRegistry, CommandBrokerGroup: ofRegistry,
+
+	CommandFollow: ofReplication, CommandPull: ofReplication, CommandMeet: ofReplication, CommandReadLog: ofReplication,
+	CommandReadSeed: ofReplication, CommandLogSums: ofReplication, CommandMergeSide: ofReplication, CommandTakeOver: ofReplication,
 }
 
 func (c Command) String() string {

@@ -88,9 +88,10 @@ func setDefault[T comparable](v *T, d T) {
 
 // Services are what a node answers. Each may be nil: its commands are then answered with CodeRoleElsewhere.
 type Services struct {
-	Broker   Broker
-	Admin    Admin
-	Registry Registry
+	Broker      Broker
+	Admin       Admin
+	Registry    Registry
+	Replication Replication
 }
 
 // has says whether a service is there.
@@ -102,6 +103,8 @@ func (s Services) has(what service) bool {
 		return s.Admin != nil
 	case ofRegistry:
 		return s.Registry != nil
+	case ofReplication:
+		return s.Replication != nil
 	}
 	return true
 }
@@ -127,7 +130,7 @@ type Handler struct {
 const tightFetchBytes = readBytes / 2
 
 const (
-	countedCommands = 64 // larger numbers are counted as 0
+	countedCommands = 128 // larger numbers are counted as 0
 	countedCodes    = 128
 )
 
@@ -234,7 +237,7 @@ type Session struct {
 
 type coldRequest struct {
 	call *call
-	run  func(context.Context) (proto.Message, error)
+	run  coldRun
 }
 
 // NewSession returns a session on nc, which belongs to it. Serve must be called.
@@ -506,7 +509,7 @@ func (c *call) end(again bool) {
 
 // parks says that a command may wait for something to come.
 func parks(c Command) bool {
-	return c == CommandFetch || c == CommandWatchRoutes || c == CommandWatchObjects
+	return c == CommandFetch || c == CommandWatchRoutes || c == CommandWatchObjects || c == CommandPull
 }
 
 // fail answers a call with an error.
@@ -630,7 +633,7 @@ func (s *Session) rescue(c *call) {
 	switch c.command {
 	case CommandProduce, CommandAck, CommandSubscribe, CommandCreateTopic, CommandAlterTopic, CommandDeleteTopic,
 		CommandSeekGroup, CommandAlterGroup, CommandRemoveGroup, CommandHeartbeat, CommandApplyObjects,
-		CommandCreateCredential, CommandNewGeneration:
+		CommandCreateCredential, CommandNewGeneration, CommandChangeReplication, CommandBrokerGroup, CommandMergeSide:
 		// How far it came is not known, and CodeInternal promises that nothing was stored.
 		c.fail(Errorf(CodeUnknown, "the broker failed while it worked on the request"), false)
 	default:
@@ -754,13 +757,15 @@ func (s *Session) run(c *call, f Frame) error {
 		return watch(s, c, f, checkWatchRoutes, s.h.services.Registry.WatchRoutes)
 	case CommandWatchObjects:
 		return watch(s, c, f, checkWatchObjects, s.h.services.Registry.WatchObjects)
+	case CommandPull:
+		return s.pull(c, f)
 	}
 	return s.startCold(c, f, coldCommands[f.Command])
 }
 
 // startCold reads and judges a request, and has it run on one of the session's goroutines.
 func (s *Session) startCold(c *call, f Frame, row coldCommand) error {
-	run, err := row(s.h, f.Header)
+	run, err := row(s.h, f.Header, f.Payload)
 	if err != nil {
 		return err
 	}
@@ -797,11 +802,12 @@ func (s *Session) work() {
 func (s *Session) runCold(r coldRequest) {
 	defer s.rescue(r.call)
 	var m proto.Message
+	var payload []byte
 	err := s.ctx.Err() // who asked may be gone, and thousands of its requests still here: nothing is done for it
 	if err != nil {
 		err = Errorf(CodeTimeout, "the connection ended before the request was begun")
 	} else {
-		m, err = r.run(s.ctx)
+		m, payload, err = r.run(s.ctx)
 	}
 	if !r.call.claim() {
 		return
@@ -810,12 +816,12 @@ func (s *Session) runCold(r coldRequest) {
 		r.call.fail(err, true)
 		return
 	}
-	s.replyMessage(r.call.request, r.call.command, m)
+	s.replyMessage(r.call.request, r.call.command, m, payload)
 	r.call.end(true)
 }
 
 // replyMessage answers with a generated message.
-func (s *Session) replyMessage(request uint64, command Command, m proto.Message) {
+func (s *Session) replyMessage(request uint64, command Command, m proto.Message, payload ...[]byte) {
 	b, err := proto.Marshal(m)
 	if err != nil { // a string that is not UTF-8
 		err = Errorf(CodeInternal, "the answer cannot be encoded: %v", err)
@@ -823,5 +829,5 @@ func (s *Session) replyMessage(request uint64, command Command, m proto.Message)
 		s.conn.ReplyError(request, command, err)
 		return
 	}
-	s.conn.Reply(request, command, b)
+	s.conn.Reply(request, command, b, payload...)
 }

@@ -2633,6 +2633,7 @@ type HeartbeatRequest struct {
 	BytesIn         uint64                 `protobuf:"varint,12,opt,name=bytes_in,json=bytesIn,proto3" json:"bytes_in,omitempty"`                         // since its start
 	BytesOut        uint64                 `protobuf:"varint,13,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`
 	Connections     uint32                 `protobuf:"varint,14,opt,name=connections,proto3" json:"connections,omitempty"`
+	Replica         *ReplicaStatus         `protobuf:"bytes,15,opt,name=replica,proto3" json:"replica,omitempty"` // of a broker
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -2765,6 +2766,1991 @@ func (x *HeartbeatRequest) GetConnections() uint32 {
 	return 0
 }
 
+func (x *HeartbeatRequest) GetReplica() *ReplicaStatus {
+	if x != nil {
+		return x.Replica
+	}
+	return nil
+}
+
+// ReplicaStatus is what a broker says of its copy of the broker group's journal.
+type ReplicaStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Store         string                 `protobuf:"bytes,1,opt,name=store,proto3" json:"store,omitempty"`  // id, hex
+	Boot          string                 `protobuf:"bytes,2,opt,name=boot,proto3" json:"boot,omitempty"`    // of what may have been lost: unchanged by kills, changed by a power loss. Not that of the process
+	Role          string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`    // master, slave, waiting (for a master, the registry or an operator), copying
+	Epoch         uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"` // master: its own; else that of the journal's last record
+	End           uint64                 `protobuf:"varint,5,opt,name=end,proto3" json:"end,omitempty"`
+	Synced        uint64                 `protobuf:"varint,6,opt,name=synced,proto3" json:"synced,omitempty"`
+	Committed     uint64                 `protobuf:"varint,7,opt,name=committed,proto3" json:"committed,omitempty"`                           // the highest known
+	SeenTerm      uint32                 `protobuf:"varint,8,opt,name=seen_term,json=seenTerm,proto3" json:"seen_term,omitempty"`             // the highest term met
+	Refused       bool                   `protobuf:"varint,9,opt,name=refused,proto3" json:"refused,omitempty"`                               // it would have to cut below what is committed: an operator must look
+	Serving       bool                   `protobuf:"varint,10,opt,name=serving,proto3" json:"serving,omitempty"`                              // a slave that serves reads
+	Fresh         bool                   `protobuf:"varint,11,opt,name=fresh,proto3" json:"fresh,omitempty"`                                  // its store is new
+	Why           string                 `protobuf:"bytes,12,opt,name=why,proto3" json:"why,omitempty"`                                       // it waits, refuses or is degraded
+	Slaves        []*SlaveStatus         `protobuf:"bytes,13,rep,name=slaves,proto3" json:"slaves,omitempty"`                                 // of a master
+	SyncDelayMs   uint64                 `protobuf:"varint,14,opt,name=sync_delay_ms,json=syncDelayMs,proto3" json:"sync_delay_ms,omitempty"` // of a slave: age of the oldest byte that is not on its disk
+	Begin         uint64                 `protobuf:"varint,15,opt,name=begin,proto3" json:"begin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplicaStatus) Reset() {
+	*x = ReplicaStatus{}
+	mi := &file_jmq_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplicaStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplicaStatus) ProtoMessage() {}
+
+func (x *ReplicaStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplicaStatus.ProtoReflect.Descriptor instead.
+func (*ReplicaStatus) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ReplicaStatus) GetStore() string {
+	if x != nil {
+		return x.Store
+	}
+	return ""
+}
+
+func (x *ReplicaStatus) GetBoot() string {
+	if x != nil {
+		return x.Boot
+	}
+	return ""
+}
+
+func (x *ReplicaStatus) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *ReplicaStatus) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *ReplicaStatus) GetEnd() uint64 {
+	if x != nil {
+		return x.End
+	}
+	return 0
+}
+
+func (x *ReplicaStatus) GetSynced() uint64 {
+	if x != nil {
+		return x.Synced
+	}
+	return 0
+}
+
+func (x *ReplicaStatus) GetCommitted() uint64 {
+	if x != nil {
+		return x.Committed
+	}
+	return 0
+}
+
+func (x *ReplicaStatus) GetSeenTerm() uint32 {
+	if x != nil {
+		return x.SeenTerm
+	}
+	return 0
+}
+
+func (x *ReplicaStatus) GetRefused() bool {
+	if x != nil {
+		return x.Refused
+	}
+	return false
+}
+
+func (x *ReplicaStatus) GetServing() bool {
+	if x != nil {
+		return x.Serving
+	}
+	return false
+}
+
+func (x *ReplicaStatus) GetFresh() bool {
+	if x != nil {
+		return x.Fresh
+	}
+	return false
+}
+
+func (x *ReplicaStatus) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *ReplicaStatus) GetSlaves() []*SlaveStatus {
+	if x != nil {
+		return x.Slaves
+	}
+	return nil
+}
+
+func (x *ReplicaStatus) GetSyncDelayMs() uint64 {
+	if x != nil {
+		return x.SyncDelayMs
+	}
+	return 0
+}
+
+func (x *ReplicaStatus) GetBegin() uint64 {
+	if x != nil {
+		return x.Begin
+	}
+	return 0
+}
+
+type SlaveStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Broker        string                 `protobuf:"bytes,1,opt,name=broker,proto3" json:"broker,omitempty"`
+	Store         string                 `protobuf:"bytes,2,opt,name=store,proto3" json:"store,omitempty"`
+	Boot          string                 `protobuf:"bytes,3,opt,name=boot,proto3" json:"boot,omitempty"`
+	InSync        bool                   `protobuf:"varint,4,opt,name=in_sync,json=inSync,proto3" json:"in_sync,omitempty"`
+	Acked         uint64                 `protobuf:"varint,5,opt,name=acked,proto3" json:"acked,omitempty"`
+	LagBytes      uint64                 `protobuf:"varint,6,opt,name=lag_bytes,json=lagBytes,proto3" json:"lag_bytes,omitempty"`
+	LagMs         uint64                 `protobuf:"varint,7,opt,name=lag_ms,json=lagMs,proto3" json:"lag_ms,omitempty"`
+	State         string                 `protobuf:"bytes,8,opt,name=state,proto3" json:"state,omitempty"`               // in-sync, catching-up, full-copy, away, refused
+	AckUs         uint64                 `protobuf:"varint,9,opt,name=ack_us,json=ackUs,proto3" json:"ack_us,omitempty"` // from push to ack, the median of the last ones
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlaveStatus) Reset() {
+	*x = SlaveStatus{}
+	mi := &file_jmq_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlaveStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlaveStatus) ProtoMessage() {}
+
+func (x *SlaveStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlaveStatus.ProtoReflect.Descriptor instead.
+func (*SlaveStatus) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *SlaveStatus) GetBroker() string {
+	if x != nil {
+		return x.Broker
+	}
+	return ""
+}
+
+func (x *SlaveStatus) GetStore() string {
+	if x != nil {
+		return x.Store
+	}
+	return ""
+}
+
+func (x *SlaveStatus) GetBoot() string {
+	if x != nil {
+		return x.Boot
+	}
+	return ""
+}
+
+func (x *SlaveStatus) GetInSync() bool {
+	if x != nil {
+		return x.InSync
+	}
+	return false
+}
+
+func (x *SlaveStatus) GetAcked() uint64 {
+	if x != nil {
+		return x.Acked
+	}
+	return 0
+}
+
+func (x *SlaveStatus) GetLagBytes() uint64 {
+	if x != nil {
+		return x.LagBytes
+	}
+	return 0
+}
+
+func (x *SlaveStatus) GetLagMs() uint64 {
+	if x != nil {
+		return x.LagMs
+	}
+	return 0
+}
+
+func (x *SlaveStatus) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *SlaveStatus) GetAckUs() uint64 {
+	if x != nil {
+		return x.AckUs
+	}
+	return 0
+}
+
+// A master's compare-and-set. row is the JSON of server/term.Row.
+type ChangeReplicationRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BrokerGroup   string                 `protobuf:"bytes,1,opt,name=broker_group,json=brokerGroup,proto3" json:"broker_group,omitempty"`
+	Ask           []byte                 `protobuf:"bytes,2,opt,name=ask,proto3" json:"ask,omitempty"` // JSON of server/term.Ask
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeReplicationRequest) Reset() {
+	*x = ChangeReplicationRequest{}
+	mi := &file_jmq_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeReplicationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeReplicationRequest) ProtoMessage() {}
+
+func (x *ChangeReplicationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeReplicationRequest.ProtoReflect.Descriptor instead.
+func (*ChangeReplicationRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *ChangeReplicationRequest) GetBrokerGroup() string {
+	if x != nil {
+		return x.BrokerGroup
+	}
+	return ""
+}
+
+func (x *ChangeReplicationRequest) GetAsk() []byte {
+	if x != nil {
+		return x.Ask
+	}
+	return nil
+}
+
+type ChangeReplicationResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Row           []byte                 `protobuf:"bytes,1,opt,name=row,proto3" json:"row,omitempty"`          // as it is now
+	Changed       bool                   `protobuf:"varint,2,opt,name=changed,proto3" json:"changed,omitempty"` // false: it was another than the one that was compared with
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeReplicationResponse) Reset() {
+	*x = ChangeReplicationResponse{}
+	mi := &file_jmq_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeReplicationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeReplicationResponse) ProtoMessage() {}
+
+func (x *ChangeReplicationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeReplicationResponse.ProtoReflect.Descriptor instead.
+func (*ChangeReplicationResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *ChangeReplicationResponse) GetRow() []byte {
+	if x != nil {
+		return x.Row
+	}
+	return nil
+}
+
+func (x *ChangeReplicationResponse) GetChanged() bool {
+	if x != nil {
+		return x.Changed
+	}
+	return false
+}
+
+type BrokerGroupRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BrokerGroup   string                 `protobuf:"bytes,1,opt,name=broker_group,json=brokerGroup,proto3" json:"broker_group,omitempty"` // empty with status: all
+	Action        string                 `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`                              // status, promote, transfer, drain, activate
+	Broker        string                 `protobuf:"bytes,3,opt,name=broker,proto3" json:"broker,omitempty"`                              // of promote and transfer; empty: the best
+	Off           []string               `protobuf:"bytes,4,rep,name=off,proto3" json:"off,omitempty"`                                    // promote: brokers that the operator knows to be off
+	Force         bool                   `protobuf:"varint,5,opt,name=force,proto3" json:"force,omitempty"`                               // promote: what may be lost is accepted
+	DryRun        bool                   `protobuf:"varint,6,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	Reason        string                 `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BrokerGroupRequest) Reset() {
+	*x = BrokerGroupRequest{}
+	mi := &file_jmq_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BrokerGroupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BrokerGroupRequest) ProtoMessage() {}
+
+func (x *BrokerGroupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BrokerGroupRequest.ProtoReflect.Descriptor instead.
+func (*BrokerGroupRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *BrokerGroupRequest) GetBrokerGroup() string {
+	if x != nil {
+		return x.BrokerGroup
+	}
+	return ""
+}
+
+func (x *BrokerGroupRequest) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
+func (x *BrokerGroupRequest) GetBroker() string {
+	if x != nil {
+		return x.Broker
+	}
+	return ""
+}
+
+func (x *BrokerGroupRequest) GetOff() []string {
+	if x != nil {
+		return x.Off
+	}
+	return nil
+}
+
+func (x *BrokerGroupRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *BrokerGroupRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *BrokerGroupRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type BrokerGroupResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Groups        []*BrokerGroupStatus   `protobuf:"bytes,1,rep,name=groups,proto3" json:"groups,omitempty"`
+	Lost          []string               `protobuf:"bytes,2,rep,name=lost,proto3" json:"lost,omitempty"` // promote: what is or would be lost, in words
+	Left          []string               `protobuf:"bytes,3,rep,name=left,proto3" json:"left,omitempty"` // drain: what is still in the broker group, in words
+	Done          bool                   `protobuf:"varint,4,opt,name=done,proto3" json:"done,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BrokerGroupResponse) Reset() {
+	*x = BrokerGroupResponse{}
+	mi := &file_jmq_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BrokerGroupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BrokerGroupResponse) ProtoMessage() {}
+
+func (x *BrokerGroupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BrokerGroupResponse.ProtoReflect.Descriptor instead.
+func (*BrokerGroupResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *BrokerGroupResponse) GetGroups() []*BrokerGroupStatus {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *BrokerGroupResponse) GetLost() []string {
+	if x != nil {
+		return x.Lost
+	}
+	return nil
+}
+
+func (x *BrokerGroupResponse) GetLeft() []string {
+	if x != nil {
+		return x.Left
+	}
+	return nil
+}
+
+func (x *BrokerGroupResponse) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
+type BrokerGroupStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BrokerGroup   string                 `protobuf:"bytes,1,opt,name=broker_group,json=brokerGroup,proto3" json:"broker_group,omitempty"`
+	Mode          string                 `protobuf:"bytes,2,opt,name=mode,proto3" json:"mode,omitempty"`   // fixed, auto
+	State         string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"` // active, read-only, draining
+	Row           []byte                 `protobuf:"bytes,4,opt,name=row,proto3" json:"row,omitempty"`     // JSON of server/term.Row; empty: it has none yet
+	Brokers       []*Node                `protobuf:"bytes,5,rep,name=brokers,proto3" json:"brokers,omitempty"`
+	Condition     string                 `protobuf:"bytes,6,opt,name=condition,proto3" json:"condition,omitempty"` // ok, degraded, no-master, waiting, refused; with why
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BrokerGroupStatus) Reset() {
+	*x = BrokerGroupStatus{}
+	mi := &file_jmq_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BrokerGroupStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BrokerGroupStatus) ProtoMessage() {}
+
+func (x *BrokerGroupStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BrokerGroupStatus.ProtoReflect.Descriptor instead.
+func (*BrokerGroupStatus) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *BrokerGroupStatus) GetBrokerGroup() string {
+	if x != nil {
+		return x.BrokerGroup
+	}
+	return ""
+}
+
+func (x *BrokerGroupStatus) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *BrokerGroupStatus) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *BrokerGroupStatus) GetRow() []byte {
+	if x != nil {
+		return x.Row
+	}
+	return nil
+}
+
+func (x *BrokerGroupStatus) GetBrokers() []*Node {
+	if x != nil {
+		return x.Brokers
+	}
+	return nil
+}
+
+func (x *BrokerGroupStatus) GetCondition() string {
+	if x != nil {
+		return x.Condition
+	}
+	return ""
+}
+
+// Where an epoch begins in a journal.
+type EpochStart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Position      uint64                 `protobuf:"varint,2,opt,name=position,proto3" json:"position,omitempty"`
+	Forced        bool                   `protobuf:"varint,3,opt,name=forced,proto3" json:"forced,omitempty"` // its term was granted by force
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EpochStart) Reset() {
+	*x = EpochStart{}
+	mi := &file_jmq_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EpochStart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EpochStart) ProtoMessage() {}
+
+func (x *EpochStart) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EpochStart.ProtoReflect.Descriptor instead.
+func (*EpochStart) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *EpochStart) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *EpochStart) GetPosition() uint64 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *EpochStart) GetForced() bool {
+	if x != nil {
+		return x.Forced
+	}
+	return false
+}
+
+type FollowRequest struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	BrokerGroup string                 `protobuf:"bytes,1,opt,name=broker_group,json=brokerGroup,proto3" json:"broker_group,omitempty"`
+	Broker      string                 `protobuf:"bytes,2,opt,name=broker,proto3" json:"broker,omitempty"`
+	Store       string                 `protobuf:"bytes,3,opt,name=store,proto3" json:"store,omitempty"`
+	Boot        string                 `protobuf:"bytes,4,opt,name=boot,proto3" json:"boot,omitempty"`
+	SeenTerm    uint32                 `protobuf:"varint,5,opt,name=seen_term,json=seenTerm,proto3" json:"seen_term,omitempty"`
+	Begin       uint64                 `protobuf:"varint,6,opt,name=begin,proto3" json:"begin,omitempty"`         // of its journal
+	End         uint64                 `protobuf:"varint,7,opt,name=end,proto3" json:"end,omitempty"`             // real: what can be read and has no damage below it
+	Committed   uint64                 `protobuf:"varint,8,opt,name=committed,proto3" json:"committed,omitempty"` // the highest that it knows
+	History     []*EpochStart          `protobuf:"bytes,9,rep,name=history,proto3" json:"history,omitempty"`      // from begin on
+	// not 0: the slave has done what the last answer asked for (cut its journal to end): the session may begin.
+	Session       uint64 `protobuf:"varint,10,opt,name=session,proto3" json:"session,omitempty"`
+	Side          bool   `protobuf:"varint,11,opt,name=side,proto3" json:"side,omitempty"`     // it has acks for the master
+	Served        bool   `protobuf:"varint,12,opt,name=served,proto3" json:"served,omitempty"` // it served reads since it heard a master last
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FollowRequest) Reset() {
+	*x = FollowRequest{}
+	mi := &file_jmq_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FollowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FollowRequest) ProtoMessage() {}
+
+func (x *FollowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
+func (*FollowRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *FollowRequest) GetBrokerGroup() string {
+	if x != nil {
+		return x.BrokerGroup
+	}
+	return ""
+}
+
+func (x *FollowRequest) GetBroker() string {
+	if x != nil {
+		return x.Broker
+	}
+	return ""
+}
+
+func (x *FollowRequest) GetStore() string {
+	if x != nil {
+		return x.Store
+	}
+	return ""
+}
+
+func (x *FollowRequest) GetBoot() string {
+	if x != nil {
+		return x.Boot
+	}
+	return ""
+}
+
+func (x *FollowRequest) GetSeenTerm() uint32 {
+	if x != nil {
+		return x.SeenTerm
+	}
+	return 0
+}
+
+func (x *FollowRequest) GetBegin() uint64 {
+	if x != nil {
+		return x.Begin
+	}
+	return 0
+}
+
+func (x *FollowRequest) GetEnd() uint64 {
+	if x != nil {
+		return x.End
+	}
+	return 0
+}
+
+func (x *FollowRequest) GetCommitted() uint64 {
+	if x != nil {
+		return x.Committed
+	}
+	return 0
+}
+
+func (x *FollowRequest) GetHistory() []*EpochStart {
+	if x != nil {
+		return x.History
+	}
+	return nil
+}
+
+func (x *FollowRequest) GetSession() uint64 {
+	if x != nil {
+		return x.Session
+	}
+	return 0
+}
+
+func (x *FollowRequest) GetSide() bool {
+	if x != nil {
+		return x.Side
+	}
+	return false
+}
+
+func (x *FollowRequest) GetServed() bool {
+	if x != nil {
+		return x.Served
+	}
+	return false
+}
+
+type FollowResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`     // the master's
+	Session       uint64                 `protobuf:"varint,2,opt,name=session,proto3" json:"session,omitempty"` // for Pull
+	Match         uint64                 `protobuf:"varint,3,opt,name=match,proto3" json:"match,omitempty"`     // up to here both are the same: the slave sets aside and cuts what it has beyond
+	Forced        bool                   `protobuf:"varint,4,opt,name=forced,proto3" json:"forced,omitempty"`   // the slave may cut below what it knows to be committed: an epoch after match was granted by force
+	Copy          bool                   `protobuf:"varint,5,opt,name=copy,proto3" json:"copy,omitempty"`       // the slave is too old for the master's first segment: it needs a full copy
+	Begin         uint64                 `protobuf:"varint,6,opt,name=begin,proto3" json:"begin,omitempty"`     // of the master's journal
+	Committed     uint64                 `protobuf:"varint,7,opt,name=committed,proto3" json:"committed,omitempty"`
+	Store         string                 `protobuf:"bytes,8,opt,name=store,proto3" json:"store,omitempty"` // with whose id checksums begin
+	History       []*EpochStart          `protobuf:"bytes,9,rep,name=history,proto3" json:"history,omitempty"`
+	KeepaliveMs   uint32                 `protobuf:"varint,10,opt,name=keepalive_ms,json=keepaliveMs,proto3" json:"keepalive_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FollowResponse) Reset() {
+	*x = FollowResponse{}
+	mi := &file_jmq_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FollowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FollowResponse) ProtoMessage() {}
+
+func (x *FollowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
+func (*FollowResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *FollowResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *FollowResponse) GetSession() uint64 {
+	if x != nil {
+		return x.Session
+	}
+	return 0
+}
+
+func (x *FollowResponse) GetMatch() uint64 {
+	if x != nil {
+		return x.Match
+	}
+	return 0
+}
+
+func (x *FollowResponse) GetForced() bool {
+	if x != nil {
+		return x.Forced
+	}
+	return false
+}
+
+func (x *FollowResponse) GetCopy() bool {
+	if x != nil {
+		return x.Copy
+	}
+	return false
+}
+
+func (x *FollowResponse) GetBegin() uint64 {
+	if x != nil {
+		return x.Begin
+	}
+	return 0
+}
+
+func (x *FollowResponse) GetCommitted() uint64 {
+	if x != nil {
+		return x.Committed
+	}
+	return 0
+}
+
+func (x *FollowResponse) GetStore() string {
+	if x != nil {
+		return x.Store
+	}
+	return ""
+}
+
+func (x *FollowResponse) GetHistory() []*EpochStart {
+	if x != nil {
+		return x.History
+	}
+	return nil
+}
+
+func (x *FollowResponse) GetKeepaliveMs() uint32 {
+	if x != nil {
+		return x.KeepaliveMs
+	}
+	return 0
+}
+
+type PullRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Session       uint64                 `protobuf:"varint,1,opt,name=session,proto3" json:"session,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Acked         uint64                 `protobuf:"varint,3,opt,name=acked,proto3" json:"acked,omitempty"`                       // everything below is written
+	Synced        uint64                 `protobuf:"varint,4,opt,name=synced,proto3" json:"synced,omitempty"`                     // and below that on the disk
+	Window        uint32                 `protobuf:"varint,5,opt,name=window,proto3" json:"window,omitempty"`                     // pulls that the slave keeps under way
+	BytesMax      uint32                 `protobuf:"varint,6,opt,name=bytes_max,json=bytesMax,proto3" json:"bytes_max,omitempty"` // of one answer
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PullRequest) Reset() {
+	*x = PullRequest{}
+	mi := &file_jmq_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PullRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PullRequest) ProtoMessage() {}
+
+func (x *PullRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PullRequest.ProtoReflect.Descriptor instead.
+func (*PullRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *PullRequest) GetSession() uint64 {
+	if x != nil {
+		return x.Session
+	}
+	return 0
+}
+
+func (x *PullRequest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *PullRequest) GetAcked() uint64 {
+	if x != nil {
+		return x.Acked
+	}
+	return 0
+}
+
+func (x *PullRequest) GetSynced() uint64 {
+	if x != nil {
+		return x.Synced
+	}
+	return 0
+}
+
+func (x *PullRequest) GetWindow() uint32 {
+	if x != nil {
+		return x.Window
+	}
+	return 0
+}
+
+func (x *PullRequest) GetBytesMax() uint32 {
+	if x != nil {
+		return x.BytesMax
+	}
+	return 0
+}
+
+type PullResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	From          uint64                 `protobuf:"varint,2,opt,name=from,proto3" json:"from,omitempty"` // of the first record; without records the end of what was pushed
+	Committed     uint64                 `protobuf:"varint,3,opt,name=committed,proto3" json:"committed,omitempty"`
+	Begin         uint64                 `protobuf:"varint,4,opt,name=begin,proto3" json:"begin,omitempty"`                 // of the master's journal: the slave may trim what lies before
+	InSync        bool                   `protobuf:"varint,5,opt,name=in_sync,json=inSync,proto3" json:"in_sync,omitempty"` // the slave is in the set
+	Transfer      string                 `protobuf:"bytes,6,opt,name=transfer,proto3" json:"transfer,omitempty"`            // the master hands over to this broker
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PullResponse) Reset() {
+	*x = PullResponse{}
+	mi := &file_jmq_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PullResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PullResponse) ProtoMessage() {}
+
+func (x *PullResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PullResponse.ProtoReflect.Descriptor instead.
+func (*PullResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *PullResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *PullResponse) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *PullResponse) GetCommitted() uint64 {
+	if x != nil {
+		return x.Committed
+	}
+	return 0
+}
+
+func (x *PullResponse) GetBegin() uint64 {
+	if x != nil {
+		return x.Begin
+	}
+	return 0
+}
+
+func (x *PullResponse) GetInSync() bool {
+	if x != nil {
+		return x.InSync
+	}
+	return false
+}
+
+func (x *PullResponse) GetTransfer() string {
+	if x != nil {
+		return x.Transfer
+	}
+	return ""
+}
+
+type MeetRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BrokerGroup   string                 `protobuf:"bytes,1,opt,name=broker_group,json=brokerGroup,proto3" json:"broker_group,omitempty"`
+	Broker        string                 `protobuf:"bytes,2,opt,name=broker,proto3" json:"broker,omitempty"` // who asks
+	Term          uint32                 `protobuf:"varint,3,opt,name=term,proto3" json:"term,omitempty"`    // 0: only asked; else the other promises to do nothing in a lower one
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MeetRequest) Reset() {
+	*x = MeetRequest{}
+	mi := &file_jmq_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MeetRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MeetRequest) ProtoMessage() {}
+
+func (x *MeetRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MeetRequest.ProtoReflect.Descriptor instead.
+func (*MeetRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *MeetRequest) GetBrokerGroup() string {
+	if x != nil {
+		return x.BrokerGroup
+	}
+	return ""
+}
+
+func (x *MeetRequest) GetBroker() string {
+	if x != nil {
+		return x.Broker
+	}
+	return ""
+}
+
+func (x *MeetRequest) GetTerm() uint32 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+type MeetResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Status        *ReplicaStatus         `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
+	History       []*EpochStart          `protobuf:"bytes,2,rep,name=history,proto3" json:"history,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MeetResponse) Reset() {
+	*x = MeetResponse{}
+	mi := &file_jmq_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MeetResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MeetResponse) ProtoMessage() {}
+
+func (x *MeetResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MeetResponse.ProtoReflect.Descriptor instead.
+func (*MeetResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *MeetResponse) GetStatus() *ReplicaStatus {
+	if x != nil {
+		return x.Status
+	}
+	return nil
+}
+
+func (x *MeetResponse) GetHistory() []*EpochStart {
+	if x != nil {
+		return x.History
+	}
+	return nil
+}
+
+type ReadLogRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          uint64                 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"` // of a record
+	To            uint64                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`     // 0: as far as it goes
+	BytesMax      uint32                 `protobuf:"varint,3,opt,name=bytes_max,json=bytesMax,proto3" json:"bytes_max,omitempty"`
+	Committed     bool                   `protobuf:"varint,4,opt,name=committed,proto3" json:"committed,omitempty"`         // only what is committed; else all that is written
+	WaitMs        uint32                 `protobuf:"varint,5,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"` // with committed: for the next record
+	Observer      string                 `protobuf:"bytes,6,opt,name=observer,proto3" json:"observer,omitempty"`            // name of who follows the committed records; such a reader holds nothing back
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadLogRequest) Reset() {
+	*x = ReadLogRequest{}
+	mi := &file_jmq_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadLogRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadLogRequest) ProtoMessage() {}
+
+func (x *ReadLogRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadLogRequest.ProtoReflect.Descriptor instead.
+func (*ReadLogRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *ReadLogRequest) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *ReadLogRequest) GetTo() uint64 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *ReadLogRequest) GetBytesMax() uint32 {
+	if x != nil {
+		return x.BytesMax
+	}
+	return 0
+}
+
+func (x *ReadLogRequest) GetCommitted() bool {
+	if x != nil {
+		return x.Committed
+	}
+	return false
+}
+
+func (x *ReadLogRequest) GetWaitMs() uint32 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
+func (x *ReadLogRequest) GetObserver() string {
+	if x != nil {
+		return x.Observer
+	}
+	return ""
+}
+
+type ReadLogResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	From          uint64                 `protobuf:"varint,2,opt,name=from,proto3" json:"from,omitempty"` // higher than asked for: what was before is trimmed
+	Committed     uint64                 `protobuf:"varint,3,opt,name=committed,proto3" json:"committed,omitempty"`
+	Begin         uint64                 `protobuf:"varint,4,opt,name=begin,proto3" json:"begin,omitempty"`
+	End           uint64                 `protobuf:"varint,5,opt,name=end,proto3" json:"end,omitempty"`
+	Store         string                 `protobuf:"bytes,6,opt,name=store,proto3" json:"store,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadLogResponse) Reset() {
+	*x = ReadLogResponse{}
+	mi := &file_jmq_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadLogResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadLogResponse) ProtoMessage() {}
+
+func (x *ReadLogResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadLogResponse.ProtoReflect.Descriptor instead.
+func (*ReadLogResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *ReadLogResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *ReadLogResponse) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *ReadLogResponse) GetCommitted() uint64 {
+	if x != nil {
+		return x.Committed
+	}
+	return 0
+}
+
+func (x *ReadLogResponse) GetBegin() uint64 {
+	if x != nil {
+		return x.Begin
+	}
+	return 0
+}
+
+func (x *ReadLogResponse) GetEnd() uint64 {
+	if x != nil {
+		return x.End
+	}
+	return 0
+}
+
+func (x *ReadLogResponse) GetStore() string {
+	if x != nil {
+		return x.Store
+	}
+	return ""
+}
+
+type ReadSeedRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Session       uint64                 `protobuf:"varint,1,opt,name=session,proto3" json:"session,omitempty"`
+	Seed          uint64                 `protobuf:"varint,2,opt,name=seed,proto3" json:"seed,omitempty"` // 0: make one
+	Offset        uint64                 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`
+	BytesMax      uint32                 `protobuf:"varint,4,opt,name=bytes_max,json=bytesMax,proto3" json:"bytes_max,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadSeedRequest) Reset() {
+	*x = ReadSeedRequest{}
+	mi := &file_jmq_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadSeedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadSeedRequest) ProtoMessage() {}
+
+func (x *ReadSeedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadSeedRequest.ProtoReflect.Descriptor instead.
+func (*ReadSeedRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *ReadSeedRequest) GetSession() uint64 {
+	if x != nil {
+		return x.Session
+	}
+	return 0
+}
+
+func (x *ReadSeedRequest) GetSeed() uint64 {
+	if x != nil {
+		return x.Seed
+	}
+	return 0
+}
+
+func (x *ReadSeedRequest) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *ReadSeedRequest) GetBytesMax() uint32 {
+	if x != nil {
+		return x.BytesMax
+	}
+	return 0
+}
+
+type ReadSeedResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Seed          uint64                 `protobuf:"varint,1,opt,name=seed,proto3" json:"seed,omitempty"`
+	Size          uint64                 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`         // of all of it
+	Position      uint64                 `protobuf:"varint,3,opt,name=position,proto3" json:"position,omitempty"` // what it says is true of the journal up to here
+	Begin         uint64                 `protobuf:"varint,4,opt,name=begin,proto3" json:"begin,omitempty"`       // the copy's journal begins here
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadSeedResponse) Reset() {
+	*x = ReadSeedResponse{}
+	mi := &file_jmq_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadSeedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadSeedResponse) ProtoMessage() {}
+
+func (x *ReadSeedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadSeedResponse.ProtoReflect.Descriptor instead.
+func (*ReadSeedResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *ReadSeedResponse) GetSeed() uint64 {
+	if x != nil {
+		return x.Seed
+	}
+	return 0
+}
+
+func (x *ReadSeedResponse) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *ReadSeedResponse) GetPosition() uint64 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *ReadSeedResponse) GetBegin() uint64 {
+	if x != nil {
+		return x.Begin
+	}
+	return 0
+}
+
+type LogSumsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          uint64                 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`
+	To            uint64                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`
+	Every         uint64                 `protobuf:"varint,3,opt,name=every,proto3" json:"every,omitempty"` // a checksum for the records that begin in each so many bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogSumsRequest) Reset() {
+	*x = LogSumsRequest{}
+	mi := &file_jmq_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogSumsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogSumsRequest) ProtoMessage() {}
+
+func (x *LogSumsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogSumsRequest.ProtoReflect.Descriptor instead.
+func (*LogSumsRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *LogSumsRequest) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *LogSumsRequest) GetTo() uint64 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *LogSumsRequest) GetEvery() uint64 {
+	if x != nil {
+		return x.Every
+	}
+	return 0
+}
+
+type LogSumsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          uint64                 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"` // the first record's
+	To            uint64                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`     // end of the last one
+	Sums          []uint64               `protobuf:"varint,3,rep,packed,name=sums,proto3" json:"sums,omitempty"`
+	Ends          []uint64               `protobuf:"varint,4,rep,packed,name=ends,proto3" json:"ends,omitempty"` // position after the last record of each
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogSumsResponse) Reset() {
+	*x = LogSumsResponse{}
+	mi := &file_jmq_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogSumsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogSumsResponse) ProtoMessage() {}
+
+func (x *LogSumsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogSumsResponse.ProtoReflect.Descriptor instead.
+func (*LogSumsResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *LogSumsResponse) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *LogSumsResponse) GetTo() uint64 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *LogSumsResponse) GetSums() []uint64 {
+	if x != nil {
+		return x.Sums
+	}
+	return nil
+}
+
+func (x *LogSumsResponse) GetEnds() []uint64 {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
+// The payload is entries of a side file, server/side/FORMAT.md.
+type MergeSideRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BrokerGroup   string                 `protobuf:"bytes,1,opt,name=broker_group,json=brokerGroup,proto3" json:"broker_group,omitempty"`
+	Broker        string                 `protobuf:"bytes,2,opt,name=broker,proto3" json:"broker,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"` // of the master it was meant for
+	Leases        []*SideLease           `protobuf:"bytes,4,rep,name=leases,proto3" json:"leases,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MergeSideRequest) Reset() {
+	*x = MergeSideRequest{}
+	mi := &file_jmq_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MergeSideRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MergeSideRequest) ProtoMessage() {}
+
+func (x *MergeSideRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MergeSideRequest.ProtoReflect.Descriptor instead.
+func (*MergeSideRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *MergeSideRequest) GetBrokerGroup() string {
+	if x != nil {
+		return x.BrokerGroup
+	}
+	return ""
+}
+
+func (x *MergeSideRequest) GetBroker() string {
+	if x != nil {
+		return x.Broker
+	}
+	return ""
+}
+
+func (x *MergeSideRequest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *MergeSideRequest) GetLeases() []*SideLease {
+	if x != nil {
+		return x.Leases
+	}
+	return nil
+}
+
+// A lease that a slave gave and that is still alive.
+type SideLease struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Client        string                 `protobuf:"bytes,1,opt,name=client,proto3" json:"client,omitempty"`
+	Member        uint32                 `protobuf:"varint,2,opt,name=member,proto3" json:"member,omitempty"`
+	Topic         string                 `protobuf:"bytes,3,opt,name=topic,proto3" json:"topic,omitempty"`
+	Group         string                 `protobuf:"bytes,4,opt,name=group,proto3" json:"group,omitempty"`
+	Namespace     uint32                 `protobuf:"varint,5,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Partition     uint32                 `protobuf:"varint,6,opt,name=partition,proto3" json:"partition,omitempty"`
+	Lease         uint64                 `protobuf:"varint,7,opt,name=lease,proto3" json:"lease,omitempty"`
+	From          uint64                 `protobuf:"varint,8,opt,name=from,proto3" json:"from,omitempty"`
+	To            uint64                 `protobuf:"varint,9,opt,name=to,proto3" json:"to,omitempty"`
+	LeftMs        uint32                 `protobuf:"varint,10,opt,name=left_ms,json=leftMs,proto3" json:"left_ms,omitempty"`
+	Attempt       uint32                 `protobuf:"varint,11,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Principal     string                 `protobuf:"bytes,12,opt,name=principal,proto3" json:"principal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SideLease) Reset() {
+	*x = SideLease{}
+	mi := &file_jmq_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SideLease) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SideLease) ProtoMessage() {}
+
+func (x *SideLease) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SideLease.ProtoReflect.Descriptor instead.
+func (*SideLease) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *SideLease) GetClient() string {
+	if x != nil {
+		return x.Client
+	}
+	return ""
+}
+
+func (x *SideLease) GetMember() uint32 {
+	if x != nil {
+		return x.Member
+	}
+	return 0
+}
+
+func (x *SideLease) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *SideLease) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *SideLease) GetNamespace() uint32 {
+	if x != nil {
+		return x.Namespace
+	}
+	return 0
+}
+
+func (x *SideLease) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *SideLease) GetLease() uint64 {
+	if x != nil {
+		return x.Lease
+	}
+	return 0
+}
+
+func (x *SideLease) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *SideLease) GetTo() uint64 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *SideLease) GetLeftMs() uint32 {
+	if x != nil {
+		return x.LeftMs
+	}
+	return 0
+}
+
+func (x *SideLease) GetAttempt() uint32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *SideLease) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+type MergeSideResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Merged        uint64                 `protobuf:"varint,1,opt,name=merged,proto3" json:"merged,omitempty"`   // entries
+	Dropped       uint64                 `protobuf:"varint,2,opt,name=dropped,proto3" json:"dropped,omitempty"` // older than a reset, or of records that are not there
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MergeSideResponse) Reset() {
+	*x = MergeSideResponse{}
+	mi := &file_jmq_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MergeSideResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MergeSideResponse) ProtoMessage() {}
+
+func (x *MergeSideResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MergeSideResponse.ProtoReflect.Descriptor instead.
+func (*MergeSideResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *MergeSideResponse) GetMerged() uint64 {
+	if x != nil {
+		return x.Merged
+	}
+	return 0
+}
+
+func (x *MergeSideResponse) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+type TakeOverRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BrokerGroup   string                 `protobuf:"bytes,1,opt,name=broker_group,json=brokerGroup,proto3" json:"broker_group,omitempty"`
+	Row           []byte                 `protobuf:"bytes,2,opt,name=row,proto3" json:"row,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeOverRequest) Reset() {
+	*x = TakeOverRequest{}
+	mi := &file_jmq_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeOverRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeOverRequest) ProtoMessage() {}
+
+func (x *TakeOverRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeOverRequest.ProtoReflect.Descriptor instead.
+func (*TakeOverRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *TakeOverRequest) GetBrokerGroup() string {
+	if x != nil {
+		return x.BrokerGroup
+	}
+	return ""
+}
+
+func (x *TakeOverRequest) GetRow() []byte {
+	if x != nil {
+		return x.Row
+	}
+	return nil
+}
+
+type TakeOverResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeOverResponse) Reset() {
+	*x = TakeOverResponse{}
+	mi := &file_jmq_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeOverResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeOverResponse) ProtoMessage() {}
+
+func (x *TakeOverResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeOverResponse.ProtoReflect.Descriptor instead.
+func (*TakeOverResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{61}
+}
+
 type HeartbeatResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
@@ -2777,7 +4763,7 @@ type HeartbeatResponse struct {
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_jmq_proto_msgTypes[37]
+	mi := &file_jmq_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2789,7 +4775,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[37]
+	mi := &file_jmq_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2802,7 +4788,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{37}
+	return file_jmq_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *HeartbeatResponse) GetGeneration() uint64 {
@@ -2841,7 +4827,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_jmq_proto_msgTypes[38]
+	mi := &file_jmq_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2853,7 +4839,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[38]
+	mi := &file_jmq_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2866,7 +4852,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{38}
+	return file_jmq_proto_rawDescGZIP(), []int{63}
 }
 
 type ListNodesResponse struct {
@@ -2881,7 +4867,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_jmq_proto_msgTypes[39]
+	mi := &file_jmq_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2893,7 +4879,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[39]
+	mi := &file_jmq_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2906,7 +4892,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{39}
+	return file_jmq_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -2948,7 +4934,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_jmq_proto_msgTypes[40]
+	mi := &file_jmq_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2960,7 +4946,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[40]
+	mi := &file_jmq_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2973,7 +4959,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{40}
+	return file_jmq_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Node) GetLast() *HeartbeatRequest {
@@ -3010,7 +4996,7 @@ type ListObjectsRequest struct {
 
 func (x *ListObjectsRequest) Reset() {
 	*x = ListObjectsRequest{}
-	mi := &file_jmq_proto_msgTypes[41]
+	mi := &file_jmq_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3022,7 +5008,7 @@ func (x *ListObjectsRequest) String() string {
 func (*ListObjectsRequest) ProtoMessage() {}
 
 func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[41]
+	mi := &file_jmq_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3035,7 +5021,7 @@ func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ListObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{41}
+	return file_jmq_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListObjectsRequest) GetKind() string {
@@ -3085,7 +5071,7 @@ type ListObjectsResponse struct {
 
 func (x *ListObjectsResponse) Reset() {
 	*x = ListObjectsResponse{}
-	mi := &file_jmq_proto_msgTypes[42]
+	mi := &file_jmq_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3097,7 +5083,7 @@ func (x *ListObjectsResponse) String() string {
 func (*ListObjectsResponse) ProtoMessage() {}
 
 func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[42]
+	mi := &file_jmq_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3110,7 +5096,7 @@ func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsResponse.ProtoReflect.Descriptor instead.
 func (*ListObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{42}
+	return file_jmq_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListObjectsResponse) GetObjects() []*Object {
@@ -3153,7 +5139,7 @@ type ApplyObjectsRequest struct {
 
 func (x *ApplyObjectsRequest) Reset() {
 	*x = ApplyObjectsRequest{}
-	mi := &file_jmq_proto_msgTypes[43]
+	mi := &file_jmq_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3165,7 +5151,7 @@ func (x *ApplyObjectsRequest) String() string {
 func (*ApplyObjectsRequest) ProtoMessage() {}
 
 func (x *ApplyObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[43]
+	mi := &file_jmq_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3178,7 +5164,7 @@ func (x *ApplyObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ApplyObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{43}
+	return file_jmq_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ApplyObjectsRequest) GetWrites() []*ObjectWrite {
@@ -3214,7 +5200,7 @@ type ObjectWrite struct {
 
 func (x *ObjectWrite) Reset() {
 	*x = ObjectWrite{}
-	mi := &file_jmq_proto_msgTypes[44]
+	mi := &file_jmq_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3226,7 +5212,7 @@ func (x *ObjectWrite) String() string {
 func (*ObjectWrite) ProtoMessage() {}
 
 func (x *ObjectWrite) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[44]
+	mi := &file_jmq_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3239,7 +5225,7 @@ func (x *ObjectWrite) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectWrite.ProtoReflect.Descriptor instead.
 func (*ObjectWrite) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{44}
+	return file_jmq_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ObjectWrite) GetObject() *Object {
@@ -3281,7 +5267,7 @@ type ApplyObjectsResponse struct {
 
 func (x *ApplyObjectsResponse) Reset() {
 	*x = ApplyObjectsResponse{}
-	mi := &file_jmq_proto_msgTypes[45]
+	mi := &file_jmq_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3293,7 +5279,7 @@ func (x *ApplyObjectsResponse) String() string {
 func (*ApplyObjectsResponse) ProtoMessage() {}
 
 func (x *ApplyObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[45]
+	mi := &file_jmq_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3306,7 +5292,7 @@ func (x *ApplyObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyObjectsResponse.ProtoReflect.Descriptor instead.
 func (*ApplyObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{45}
+	return file_jmq_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ApplyObjectsResponse) GetChanges() []*ObjectChange {
@@ -3341,7 +5327,7 @@ type ObjectChange struct {
 
 func (x *ObjectChange) Reset() {
 	*x = ObjectChange{}
-	mi := &file_jmq_proto_msgTypes[46]
+	mi := &file_jmq_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3353,7 +5339,7 @@ func (x *ObjectChange) String() string {
 func (*ObjectChange) ProtoMessage() {}
 
 func (x *ObjectChange) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[46]
+	mi := &file_jmq_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3366,7 +5352,7 @@ func (x *ObjectChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectChange.ProtoReflect.Descriptor instead.
 func (*ObjectChange) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{46}
+	return file_jmq_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ObjectChange) GetChange() string {
@@ -3404,7 +5390,7 @@ type CreateCredentialRequest struct {
 
 func (x *CreateCredentialRequest) Reset() {
 	*x = CreateCredentialRequest{}
-	mi := &file_jmq_proto_msgTypes[47]
+	mi := &file_jmq_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3416,7 +5402,7 @@ func (x *CreateCredentialRequest) String() string {
 func (*CreateCredentialRequest) ProtoMessage() {}
 
 func (x *CreateCredentialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[47]
+	mi := &file_jmq_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3429,7 +5415,7 @@ func (x *CreateCredentialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCredentialRequest.ProtoReflect.Descriptor instead.
 func (*CreateCredentialRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{47}
+	return file_jmq_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *CreateCredentialRequest) GetOwnerKind() string {
@@ -3478,7 +5464,7 @@ type CreateCredentialResponse struct {
 
 func (x *CreateCredentialResponse) Reset() {
 	*x = CreateCredentialResponse{}
-	mi := &file_jmq_proto_msgTypes[48]
+	mi := &file_jmq_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3490,7 +5476,7 @@ func (x *CreateCredentialResponse) String() string {
 func (*CreateCredentialResponse) ProtoMessage() {}
 
 func (x *CreateCredentialResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[48]
+	mi := &file_jmq_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3503,7 +5489,7 @@ func (x *CreateCredentialResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCredentialResponse.ProtoReflect.Descriptor instead.
 func (*CreateCredentialResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{48}
+	return file_jmq_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *CreateCredentialResponse) GetId() string {
@@ -3542,7 +5528,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_jmq_proto_msgTypes[49]
+	mi := &file_jmq_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3554,7 +5540,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[49]
+	mi := &file_jmq_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3567,7 +5553,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{49}
+	return file_jmq_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListAuditRequest) GetKind() string {
@@ -3629,7 +5615,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_jmq_proto_msgTypes[50]
+	mi := &file_jmq_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3641,7 +5627,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[50]
+	mi := &file_jmq_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3654,7 +5640,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{50}
+	return file_jmq_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -3691,7 +5677,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_jmq_proto_msgTypes[51]
+	mi := &file_jmq_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3703,7 +5689,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[51]
+	mi := &file_jmq_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3716,7 +5702,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{51}
+	return file_jmq_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *AuditEntry) GetId() uint64 {
@@ -3814,7 +5800,7 @@ type NewGenerationRequest struct {
 
 func (x *NewGenerationRequest) Reset() {
 	*x = NewGenerationRequest{}
-	mi := &file_jmq_proto_msgTypes[52]
+	mi := &file_jmq_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3826,7 +5812,7 @@ func (x *NewGenerationRequest) String() string {
 func (*NewGenerationRequest) ProtoMessage() {}
 
 func (x *NewGenerationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[52]
+	mi := &file_jmq_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3839,7 +5825,7 @@ func (x *NewGenerationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewGenerationRequest.ProtoReflect.Descriptor instead.
 func (*NewGenerationRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{52}
+	return file_jmq_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *NewGenerationRequest) GetReason() string {
@@ -3859,7 +5845,7 @@ type NewGenerationResponse struct {
 
 func (x *NewGenerationResponse) Reset() {
 	*x = NewGenerationResponse{}
-	mi := &file_jmq_proto_msgTypes[53]
+	mi := &file_jmq_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3871,7 +5857,7 @@ func (x *NewGenerationResponse) String() string {
 func (*NewGenerationResponse) ProtoMessage() {}
 
 func (x *NewGenerationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[53]
+	mi := &file_jmq_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3884,7 +5870,7 @@ func (x *NewGenerationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewGenerationResponse.ProtoReflect.Descriptor instead.
 func (*NewGenerationResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{53}
+	return file_jmq_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *NewGenerationResponse) GetGeneration() uint64 {
@@ -3912,7 +5898,7 @@ type PartitionRoute struct {
 
 func (x *PartitionRoute) Reset() {
 	*x = PartitionRoute{}
-	mi := &file_jmq_proto_msgTypes[54]
+	mi := &file_jmq_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3924,7 +5910,7 @@ func (x *PartitionRoute) String() string {
 func (*PartitionRoute) ProtoMessage() {}
 
 func (x *PartitionRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[54]
+	mi := &file_jmq_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3937,7 +5923,7 @@ func (x *PartitionRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionRoute.ProtoReflect.Descriptor instead.
 func (*PartitionRoute) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{54}
+	return file_jmq_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *PartitionRoute) GetPartition() uint32 {
@@ -3972,7 +5958,7 @@ type CreateTopicRequest struct {
 
 func (x *CreateTopicRequest) Reset() {
 	*x = CreateTopicRequest{}
-	mi := &file_jmq_proto_msgTypes[55]
+	mi := &file_jmq_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3984,7 +5970,7 @@ func (x *CreateTopicRequest) String() string {
 func (*CreateTopicRequest) ProtoMessage() {}
 
 func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[55]
+	mi := &file_jmq_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3997,7 +5983,7 @@ func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicRequest.ProtoReflect.Descriptor instead.
 func (*CreateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{55}
+	return file_jmq_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *CreateTopicRequest) GetTopic() string {
@@ -4030,7 +6016,7 @@ type CreateTopicResponse struct {
 
 func (x *CreateTopicResponse) Reset() {
 	*x = CreateTopicResponse{}
-	mi := &file_jmq_proto_msgTypes[56]
+	mi := &file_jmq_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4042,7 +6028,7 @@ func (x *CreateTopicResponse) String() string {
 func (*CreateTopicResponse) ProtoMessage() {}
 
 func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[56]
+	mi := &file_jmq_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4055,7 +6041,7 @@ func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicResponse.ProtoReflect.Descriptor instead.
 func (*CreateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{56}
+	return file_jmq_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *CreateTopicResponse) GetTopic() *Topic {
@@ -4079,7 +6065,7 @@ type Topic struct {
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_jmq_proto_msgTypes[57]
+	mi := &file_jmq_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4091,7 +6077,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[57]
+	mi := &file_jmq_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4104,7 +6090,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{57}
+	return file_jmq_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Topic) GetName() string {
@@ -4164,7 +6150,7 @@ type TopicSettings struct {
 
 func (x *TopicSettings) Reset() {
 	*x = TopicSettings{}
-	mi := &file_jmq_proto_msgTypes[58]
+	mi := &file_jmq_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4176,7 +6162,7 @@ func (x *TopicSettings) String() string {
 func (*TopicSettings) ProtoMessage() {}
 
 func (x *TopicSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[58]
+	mi := &file_jmq_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4189,7 +6175,7 @@ func (x *TopicSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicSettings.ProtoReflect.Descriptor instead.
 func (*TopicSettings) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{58}
+	return file_jmq_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *TopicSettings) GetRetentionMs() int64 {
@@ -4239,7 +6225,7 @@ type AlterTopicRequest struct {
 
 func (x *AlterTopicRequest) Reset() {
 	*x = AlterTopicRequest{}
-	mi := &file_jmq_proto_msgTypes[59]
+	mi := &file_jmq_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4251,7 +6237,7 @@ func (x *AlterTopicRequest) String() string {
 func (*AlterTopicRequest) ProtoMessage() {}
 
 func (x *AlterTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[59]
+	mi := &file_jmq_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4264,7 +6250,7 @@ func (x *AlterTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTopicRequest.ProtoReflect.Descriptor instead.
 func (*AlterTopicRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{59}
+	return file_jmq_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *AlterTopicRequest) GetTopic() string {
@@ -4304,7 +6290,7 @@ type AlterTopicResponse struct {
 
 func (x *AlterTopicResponse) Reset() {
 	*x = AlterTopicResponse{}
-	mi := &file_jmq_proto_msgTypes[60]
+	mi := &file_jmq_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4316,7 +6302,7 @@ func (x *AlterTopicResponse) String() string {
 func (*AlterTopicResponse) ProtoMessage() {}
 
 func (x *AlterTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[60]
+	mi := &file_jmq_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4329,7 +6315,7 @@ func (x *AlterTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTopicResponse.ProtoReflect.Descriptor instead.
 func (*AlterTopicResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{60}
+	return file_jmq_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *AlterTopicResponse) GetTopic() *Topic {
@@ -4350,7 +6336,7 @@ type DeleteTopicRequest struct {
 
 func (x *DeleteTopicRequest) Reset() {
 	*x = DeleteTopicRequest{}
-	mi := &file_jmq_proto_msgTypes[61]
+	mi := &file_jmq_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4362,7 +6348,7 @@ func (x *DeleteTopicRequest) String() string {
 func (*DeleteTopicRequest) ProtoMessage() {}
 
 func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[61]
+	mi := &file_jmq_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4375,7 +6361,7 @@ func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{61}
+	return file_jmq_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DeleteTopicRequest) GetTopic() string {
@@ -4401,7 +6387,7 @@ type DeleteTopicResponse struct {
 
 func (x *DeleteTopicResponse) Reset() {
 	*x = DeleteTopicResponse{}
-	mi := &file_jmq_proto_msgTypes[62]
+	mi := &file_jmq_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4413,7 +6399,7 @@ func (x *DeleteTopicResponse) String() string {
 func (*DeleteTopicResponse) ProtoMessage() {}
 
 func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[62]
+	mi := &file_jmq_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4426,7 +6412,7 @@ func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{62}
+	return file_jmq_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *DeleteTopicResponse) GetTopic() *Topic {
@@ -4444,7 +6430,7 @@ type ListTopicsRequest struct {
 
 func (x *ListTopicsRequest) Reset() {
 	*x = ListTopicsRequest{}
-	mi := &file_jmq_proto_msgTypes[63]
+	mi := &file_jmq_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4456,7 +6442,7 @@ func (x *ListTopicsRequest) String() string {
 func (*ListTopicsRequest) ProtoMessage() {}
 
 func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[63]
+	mi := &file_jmq_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4469,7 +6455,7 @@ func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsRequest.ProtoReflect.Descriptor instead.
 func (*ListTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{63}
+	return file_jmq_proto_rawDescGZIP(), []int{88}
 }
 
 type ListTopicsResponse struct {
@@ -4481,7 +6467,7 @@ type ListTopicsResponse struct {
 
 func (x *ListTopicsResponse) Reset() {
 	*x = ListTopicsResponse{}
-	mi := &file_jmq_proto_msgTypes[64]
+	mi := &file_jmq_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4493,7 +6479,7 @@ func (x *ListTopicsResponse) String() string {
 func (*ListTopicsResponse) ProtoMessage() {}
 
 func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[64]
+	mi := &file_jmq_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4506,7 +6492,7 @@ func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsResponse.ProtoReflect.Descriptor instead.
 func (*ListTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{64}
+	return file_jmq_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ListTopicsResponse) GetTopics() []*Topic {
@@ -4525,7 +6511,7 @@ type DescribeTopicRequest struct {
 
 func (x *DescribeTopicRequest) Reset() {
 	*x = DescribeTopicRequest{}
-	mi := &file_jmq_proto_msgTypes[65]
+	mi := &file_jmq_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4537,7 +6523,7 @@ func (x *DescribeTopicRequest) String() string {
 func (*DescribeTopicRequest) ProtoMessage() {}
 
 func (x *DescribeTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[65]
+	mi := &file_jmq_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4550,7 +6536,7 @@ func (x *DescribeTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeTopicRequest.ProtoReflect.Descriptor instead.
 func (*DescribeTopicRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{65}
+	return file_jmq_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *DescribeTopicRequest) GetTopic() string {
@@ -4572,7 +6558,7 @@ type DescribeTopicResponse struct {
 
 func (x *DescribeTopicResponse) Reset() {
 	*x = DescribeTopicResponse{}
-	mi := &file_jmq_proto_msgTypes[66]
+	mi := &file_jmq_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4584,7 +6570,7 @@ func (x *DescribeTopicResponse) String() string {
 func (*DescribeTopicResponse) ProtoMessage() {}
 
 func (x *DescribeTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[66]
+	mi := &file_jmq_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4597,7 +6583,7 @@ func (x *DescribeTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeTopicResponse.ProtoReflect.Descriptor instead.
 func (*DescribeTopicResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{66}
+	return file_jmq_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *DescribeTopicResponse) GetTopic() *Topic {
@@ -4643,7 +6629,7 @@ type TopicPartition struct {
 
 func (x *TopicPartition) Reset() {
 	*x = TopicPartition{}
-	mi := &file_jmq_proto_msgTypes[67]
+	mi := &file_jmq_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4655,7 +6641,7 @@ func (x *TopicPartition) String() string {
 func (*TopicPartition) ProtoMessage() {}
 
 func (x *TopicPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[67]
+	mi := &file_jmq_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4668,7 +6654,7 @@ func (x *TopicPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicPartition.ProtoReflect.Descriptor instead.
 func (*TopicPartition) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{67}
+	return file_jmq_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *TopicPartition) GetPartition() uint32 {
@@ -4730,7 +6716,7 @@ type GroupLagRequest struct {
 
 func (x *GroupLagRequest) Reset() {
 	*x = GroupLagRequest{}
-	mi := &file_jmq_proto_msgTypes[68]
+	mi := &file_jmq_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4742,7 +6728,7 @@ func (x *GroupLagRequest) String() string {
 func (*GroupLagRequest) ProtoMessage() {}
 
 func (x *GroupLagRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[68]
+	mi := &file_jmq_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4755,7 +6741,7 @@ func (x *GroupLagRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupLagRequest.ProtoReflect.Descriptor instead.
 func (*GroupLagRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{68}
+	return file_jmq_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *GroupLagRequest) GetTopic() string {
@@ -4781,7 +6767,7 @@ type GroupLagResponse struct {
 
 func (x *GroupLagResponse) Reset() {
 	*x = GroupLagResponse{}
-	mi := &file_jmq_proto_msgTypes[69]
+	mi := &file_jmq_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4793,7 +6779,7 @@ func (x *GroupLagResponse) String() string {
 func (*GroupLagResponse) ProtoMessage() {}
 
 func (x *GroupLagResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[69]
+	mi := &file_jmq_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4806,7 +6792,7 @@ func (x *GroupLagResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupLagResponse.ProtoReflect.Descriptor instead.
 func (*GroupLagResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{69}
+	return file_jmq_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *GroupLagResponse) GetPartitions() []*GroupPartition {
@@ -4839,7 +6825,7 @@ type GroupPartition struct {
 
 func (x *GroupPartition) Reset() {
 	*x = GroupPartition{}
-	mi := &file_jmq_proto_msgTypes[70]
+	mi := &file_jmq_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4851,7 +6837,7 @@ func (x *GroupPartition) String() string {
 func (*GroupPartition) ProtoMessage() {}
 
 func (x *GroupPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[70]
+	mi := &file_jmq_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4864,7 +6850,7 @@ func (x *GroupPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupPartition.ProtoReflect.Descriptor instead.
 func (*GroupPartition) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{70}
+	return file_jmq_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *GroupPartition) GetGroup() string {
@@ -4983,7 +6969,7 @@ type ListGroupsRequest struct {
 
 func (x *ListGroupsRequest) Reset() {
 	*x = ListGroupsRequest{}
-	mi := &file_jmq_proto_msgTypes[71]
+	mi := &file_jmq_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4995,7 +6981,7 @@ func (x *ListGroupsRequest) String() string {
 func (*ListGroupsRequest) ProtoMessage() {}
 
 func (x *ListGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[71]
+	mi := &file_jmq_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5008,7 +6994,7 @@ func (x *ListGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupsRequest.ProtoReflect.Descriptor instead.
 func (*ListGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{71}
+	return file_jmq_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ListGroupsRequest) GetTopic() string {
@@ -5034,7 +7020,7 @@ type ListGroupsResponse struct {
 
 func (x *ListGroupsResponse) Reset() {
 	*x = ListGroupsResponse{}
-	mi := &file_jmq_proto_msgTypes[72]
+	mi := &file_jmq_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5046,7 +7032,7 @@ func (x *ListGroupsResponse) String() string {
 func (*ListGroupsResponse) ProtoMessage() {}
 
 func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[72]
+	mi := &file_jmq_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5059,7 +7045,7 @@ func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupsResponse.ProtoReflect.Descriptor instead.
 func (*ListGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{72}
+	return file_jmq_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ListGroupsResponse) GetGroups() []*GroupSummary {
@@ -5089,7 +7075,7 @@ type GroupSummary struct {
 
 func (x *GroupSummary) Reset() {
 	*x = GroupSummary{}
-	mi := &file_jmq_proto_msgTypes[73]
+	mi := &file_jmq_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5101,7 +7087,7 @@ func (x *GroupSummary) String() string {
 func (*GroupSummary) ProtoMessage() {}
 
 func (x *GroupSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[73]
+	mi := &file_jmq_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5114,7 +7100,7 @@ func (x *GroupSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSummary.ProtoReflect.Descriptor instead.
 func (*GroupSummary) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{73}
+	return file_jmq_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *GroupSummary) GetTopic() string {
@@ -5212,7 +7198,7 @@ type GroupReset struct {
 
 func (x *GroupReset) Reset() {
 	*x = GroupReset{}
-	mi := &file_jmq_proto_msgTypes[74]
+	mi := &file_jmq_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5224,7 +7210,7 @@ func (x *GroupReset) String() string {
 func (*GroupReset) ProtoMessage() {}
 
 func (x *GroupReset) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[74]
+	mi := &file_jmq_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5237,7 +7223,7 @@ func (x *GroupReset) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupReset.ProtoReflect.Descriptor instead.
 func (*GroupReset) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{74}
+	return file_jmq_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *GroupReset) GetTimeNs() int64 {
@@ -5280,7 +7266,7 @@ type SeekGroupRequest struct {
 
 func (x *SeekGroupRequest) Reset() {
 	*x = SeekGroupRequest{}
-	mi := &file_jmq_proto_msgTypes[75]
+	mi := &file_jmq_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5292,7 +7278,7 @@ func (x *SeekGroupRequest) String() string {
 func (*SeekGroupRequest) ProtoMessage() {}
 
 func (x *SeekGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[75]
+	mi := &file_jmq_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5305,7 +7291,7 @@ func (x *SeekGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekGroupRequest.ProtoReflect.Descriptor instead.
 func (*SeekGroupRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{75}
+	return file_jmq_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *SeekGroupRequest) GetTopic() string {
@@ -5381,7 +7367,7 @@ type SeekGroupResponse struct {
 
 func (x *SeekGroupResponse) Reset() {
 	*x = SeekGroupResponse{}
-	mi := &file_jmq_proto_msgTypes[76]
+	mi := &file_jmq_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5393,7 +7379,7 @@ func (x *SeekGroupResponse) String() string {
 func (*SeekGroupResponse) ProtoMessage() {}
 
 func (x *SeekGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[76]
+	mi := &file_jmq_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5406,7 +7392,7 @@ func (x *SeekGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekGroupResponse.ProtoReflect.Descriptor instead.
 func (*SeekGroupResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{76}
+	return file_jmq_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *SeekGroupResponse) GetPartitions() []*SeekPartition {
@@ -5434,7 +7420,7 @@ type SeekPartition struct {
 
 func (x *SeekPartition) Reset() {
 	*x = SeekPartition{}
-	mi := &file_jmq_proto_msgTypes[77]
+	mi := &file_jmq_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5446,7 +7432,7 @@ func (x *SeekPartition) String() string {
 func (*SeekPartition) ProtoMessage() {}
 
 func (x *SeekPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[77]
+	mi := &file_jmq_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5459,7 +7445,7 @@ func (x *SeekPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekPartition.ProtoReflect.Descriptor instead.
 func (*SeekPartition) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{77}
+	return file_jmq_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *SeekPartition) GetPartition() uint32 {
@@ -5544,7 +7530,7 @@ type AlterGroupRequest struct {
 
 func (x *AlterGroupRequest) Reset() {
 	*x = AlterGroupRequest{}
-	mi := &file_jmq_proto_msgTypes[78]
+	mi := &file_jmq_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5556,7 +7542,7 @@ func (x *AlterGroupRequest) String() string {
 func (*AlterGroupRequest) ProtoMessage() {}
 
 func (x *AlterGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[78]
+	mi := &file_jmq_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5569,7 +7555,7 @@ func (x *AlterGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterGroupRequest.ProtoReflect.Descriptor instead.
 func (*AlterGroupRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{78}
+	return file_jmq_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *AlterGroupRequest) GetTopic() string {
@@ -5609,7 +7595,7 @@ type AlterGroupResponse struct {
 
 func (x *AlterGroupResponse) Reset() {
 	*x = AlterGroupResponse{}
-	mi := &file_jmq_proto_msgTypes[79]
+	mi := &file_jmq_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5621,7 +7607,7 @@ func (x *AlterGroupResponse) String() string {
 func (*AlterGroupResponse) ProtoMessage() {}
 
 func (x *AlterGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[79]
+	mi := &file_jmq_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5634,7 +7620,7 @@ func (x *AlterGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterGroupResponse.ProtoReflect.Descriptor instead.
 func (*AlterGroupResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{79}
+	return file_jmq_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *AlterGroupResponse) GetPolicy() *GroupPolicy {
@@ -5657,7 +7643,7 @@ type RemoveGroupRequest struct {
 
 func (x *RemoveGroupRequest) Reset() {
 	*x = RemoveGroupRequest{}
-	mi := &file_jmq_proto_msgTypes[80]
+	mi := &file_jmq_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5669,7 +7655,7 @@ func (x *RemoveGroupRequest) String() string {
 func (*RemoveGroupRequest) ProtoMessage() {}
 
 func (x *RemoveGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[80]
+	mi := &file_jmq_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5682,7 +7668,7 @@ func (x *RemoveGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveGroupRequest.ProtoReflect.Descriptor instead.
 func (*RemoveGroupRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{80}
+	return file_jmq_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *RemoveGroupRequest) GetTopic() string {
@@ -5721,7 +7707,7 @@ type RemoveGroupResponse struct {
 
 func (x *RemoveGroupResponse) Reset() {
 	*x = RemoveGroupResponse{}
-	mi := &file_jmq_proto_msgTypes[81]
+	mi := &file_jmq_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5733,7 +7719,7 @@ func (x *RemoveGroupResponse) String() string {
 func (*RemoveGroupResponse) ProtoMessage() {}
 
 func (x *RemoveGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[81]
+	mi := &file_jmq_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5746,7 +7732,7 @@ func (x *RemoveGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveGroupResponse.ProtoReflect.Descriptor instead.
 func (*RemoveGroupResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{81}
+	return file_jmq_proto_rawDescGZIP(), []int{106}
 }
 
 // Peek reads messages without a group. The payload is the stored batches that hold [from, to).
@@ -5764,7 +7750,7 @@ type PeekRequest struct {
 
 func (x *PeekRequest) Reset() {
 	*x = PeekRequest{}
-	mi := &file_jmq_proto_msgTypes[82]
+	mi := &file_jmq_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5776,7 +7762,7 @@ func (x *PeekRequest) String() string {
 func (*PeekRequest) ProtoMessage() {}
 
 func (x *PeekRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[82]
+	mi := &file_jmq_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5789,7 +7775,7 @@ func (x *PeekRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeekRequest.ProtoReflect.Descriptor instead.
 func (*PeekRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{82}
+	return file_jmq_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *PeekRequest) GetTopic() string {
@@ -5848,7 +7834,7 @@ type PeekResponse struct {
 
 func (x *PeekResponse) Reset() {
 	*x = PeekResponse{}
-	mi := &file_jmq_proto_msgTypes[83]
+	mi := &file_jmq_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5860,7 +7846,7 @@ func (x *PeekResponse) String() string {
 func (*PeekResponse) ProtoMessage() {}
 
 func (x *PeekResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[83]
+	mi := &file_jmq_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5873,7 +7859,7 @@ func (x *PeekResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeekResponse.ProtoReflect.Descriptor instead.
 func (*PeekResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{83}
+	return file_jmq_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *PeekResponse) GetFrom() uint64 {
@@ -5928,7 +7914,7 @@ type StoreUsageRequest struct {
 
 func (x *StoreUsageRequest) Reset() {
 	*x = StoreUsageRequest{}
-	mi := &file_jmq_proto_msgTypes[84]
+	mi := &file_jmq_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5940,7 +7926,7 @@ func (x *StoreUsageRequest) String() string {
 func (*StoreUsageRequest) ProtoMessage() {}
 
 func (x *StoreUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[84]
+	mi := &file_jmq_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5953,7 +7939,7 @@ func (x *StoreUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreUsageRequest.ProtoReflect.Descriptor instead.
 func (*StoreUsageRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{84}
+	return file_jmq_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *StoreUsageRequest) GetHoldsMax() uint32 {
@@ -5988,7 +7974,7 @@ type StoreUsageResponse struct {
 
 func (x *StoreUsageResponse) Reset() {
 	*x = StoreUsageResponse{}
-	mi := &file_jmq_proto_msgTypes[85]
+	mi := &file_jmq_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6000,7 +7986,7 @@ func (x *StoreUsageResponse) String() string {
 func (*StoreUsageResponse) ProtoMessage() {}
 
 func (x *StoreUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[85]
+	mi := &file_jmq_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6013,7 +7999,7 @@ func (x *StoreUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreUsageResponse.ProtoReflect.Descriptor instead.
 func (*StoreUsageResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{85}
+	return file_jmq_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *StoreUsageResponse) GetBroker() string {
@@ -6148,7 +8134,7 @@ type DiskUsage struct {
 
 func (x *DiskUsage) Reset() {
 	*x = DiskUsage{}
-	mi := &file_jmq_proto_msgTypes[86]
+	mi := &file_jmq_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6160,7 +8146,7 @@ func (x *DiskUsage) String() string {
 func (*DiskUsage) ProtoMessage() {}
 
 func (x *DiskUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[86]
+	mi := &file_jmq_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6173,7 +8159,7 @@ func (x *DiskUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsage.ProtoReflect.Descriptor instead.
 func (*DiskUsage) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{86}
+	return file_jmq_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *DiskUsage) GetWhat() string {
@@ -6226,7 +8212,7 @@ type StoreHold struct {
 
 func (x *StoreHold) Reset() {
 	*x = StoreHold{}
-	mi := &file_jmq_proto_msgTypes[87]
+	mi := &file_jmq_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6238,7 +8224,7 @@ func (x *StoreHold) String() string {
 func (*StoreHold) ProtoMessage() {}
 
 func (x *StoreHold) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[87]
+	mi := &file_jmq_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6251,7 +8237,7 @@ func (x *StoreHold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreHold.ProtoReflect.Descriptor instead.
 func (*StoreHold) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{87}
+	return file_jmq_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *StoreHold) GetTopic() string {
@@ -6314,7 +8300,7 @@ type StoreHole struct {
 
 func (x *StoreHole) Reset() {
 	*x = StoreHole{}
-	mi := &file_jmq_proto_msgTypes[88]
+	mi := &file_jmq_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6326,7 +8312,7 @@ func (x *StoreHole) String() string {
 func (*StoreHole) ProtoMessage() {}
 
 func (x *StoreHole) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[88]
+	mi := &file_jmq_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6339,7 +8325,7 @@ func (x *StoreHole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreHole.ProtoReflect.Descriptor instead.
 func (*StoreHole) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{88}
+	return file_jmq_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *StoreHole) GetFrom() uint64 {
@@ -6604,7 +8590,7 @@ const file_jmq_proto_rawDesc = "" +
 	"\x05reset\x18\x03 \x01(\bR\x05reset\x12\x12\n" +
 	"\x04more\x18\x04 \x01(\bR\x04more\x12-\n" +
 	"\aobjects\x18\x05 \x03(\v2\x13.jmq.wire.v1.ObjectR\aobjects\x12\x14\n" +
-	"\x05since\x18\x06 \x01(\x04R\x05since\"\x9f\x03\n" +
+	"\x05since\x18\x06 \x01(\x04R\x05since\"\xd5\x03\n" +
 	"\x10HeartbeatRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12\x14\n" +
@@ -6623,7 +8609,172 @@ const file_jmq_proto_rawDesc = "" +
 	"\x05state\x18\v \x01(\tR\x05state\x12\x19\n" +
 	"\bbytes_in\x18\f \x01(\x04R\abytesIn\x12\x1b\n" +
 	"\tbytes_out\x18\r \x01(\x04R\bbytesOut\x12 \n" +
-	"\vconnections\x18\x0e \x01(\rR\vconnections\"\x81\x01\n" +
+	"\vconnections\x18\x0e \x01(\rR\vconnections\x124\n" +
+	"\areplica\x18\x0f \x01(\v2\x1a.jmq.wire.v1.ReplicaStatusR\areplica\"\x90\x03\n" +
+	"\rReplicaStatus\x12\x14\n" +
+	"\x05store\x18\x01 \x01(\tR\x05store\x12\x12\n" +
+	"\x04boot\x18\x02 \x01(\tR\x04boot\x12\x12\n" +
+	"\x04role\x18\x03 \x01(\tR\x04role\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\x12\x10\n" +
+	"\x03end\x18\x05 \x01(\x04R\x03end\x12\x16\n" +
+	"\x06synced\x18\x06 \x01(\x04R\x06synced\x12\x1c\n" +
+	"\tcommitted\x18\a \x01(\x04R\tcommitted\x12\x1b\n" +
+	"\tseen_term\x18\b \x01(\rR\bseenTerm\x12\x18\n" +
+	"\arefused\x18\t \x01(\bR\arefused\x12\x18\n" +
+	"\aserving\x18\n" +
+	" \x01(\bR\aserving\x12\x14\n" +
+	"\x05fresh\x18\v \x01(\bR\x05fresh\x12\x10\n" +
+	"\x03why\x18\f \x01(\tR\x03why\x120\n" +
+	"\x06slaves\x18\r \x03(\v2\x18.jmq.wire.v1.SlaveStatusR\x06slaves\x12\"\n" +
+	"\rsync_delay_ms\x18\x0e \x01(\x04R\vsyncDelayMs\x12\x14\n" +
+	"\x05begin\x18\x0f \x01(\x04R\x05begin\"\xdf\x01\n" +
+	"\vSlaveStatus\x12\x16\n" +
+	"\x06broker\x18\x01 \x01(\tR\x06broker\x12\x14\n" +
+	"\x05store\x18\x02 \x01(\tR\x05store\x12\x12\n" +
+	"\x04boot\x18\x03 \x01(\tR\x04boot\x12\x17\n" +
+	"\ain_sync\x18\x04 \x01(\bR\x06inSync\x12\x14\n" +
+	"\x05acked\x18\x05 \x01(\x04R\x05acked\x12\x1b\n" +
+	"\tlag_bytes\x18\x06 \x01(\x04R\blagBytes\x12\x15\n" +
+	"\x06lag_ms\x18\a \x01(\x04R\x05lagMs\x12\x14\n" +
+	"\x05state\x18\b \x01(\tR\x05state\x12\x15\n" +
+	"\x06ack_us\x18\t \x01(\x04R\x05ackUs\"O\n" +
+	"\x18ChangeReplicationRequest\x12!\n" +
+	"\fbroker_group\x18\x01 \x01(\tR\vbrokerGroup\x12\x10\n" +
+	"\x03ask\x18\x02 \x01(\fR\x03ask\"G\n" +
+	"\x19ChangeReplicationResponse\x12\x10\n" +
+	"\x03row\x18\x01 \x01(\fR\x03row\x12\x18\n" +
+	"\achanged\x18\x02 \x01(\bR\achanged\"\xc0\x01\n" +
+	"\x12BrokerGroupRequest\x12!\n" +
+	"\fbroker_group\x18\x01 \x01(\tR\vbrokerGroup\x12\x16\n" +
+	"\x06action\x18\x02 \x01(\tR\x06action\x12\x16\n" +
+	"\x06broker\x18\x03 \x01(\tR\x06broker\x12\x10\n" +
+	"\x03off\x18\x04 \x03(\tR\x03off\x12\x14\n" +
+	"\x05force\x18\x05 \x01(\bR\x05force\x12\x17\n" +
+	"\adry_run\x18\x06 \x01(\bR\x06dryRun\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\"\x89\x01\n" +
+	"\x13BrokerGroupResponse\x126\n" +
+	"\x06groups\x18\x01 \x03(\v2\x1e.jmq.wire.v1.BrokerGroupStatusR\x06groups\x12\x12\n" +
+	"\x04lost\x18\x02 \x03(\tR\x04lost\x12\x12\n" +
+	"\x04left\x18\x03 \x03(\tR\x04left\x12\x12\n" +
+	"\x04done\x18\x04 \x01(\bR\x04done\"\xbd\x01\n" +
+	"\x11BrokerGroupStatus\x12!\n" +
+	"\fbroker_group\x18\x01 \x01(\tR\vbrokerGroup\x12\x12\n" +
+	"\x04mode\x18\x02 \x01(\tR\x04mode\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12\x10\n" +
+	"\x03row\x18\x04 \x01(\fR\x03row\x12+\n" +
+	"\abrokers\x18\x05 \x03(\v2\x11.jmq.wire.v1.NodeR\abrokers\x12\x1c\n" +
+	"\tcondition\x18\x06 \x01(\tR\tcondition\"V\n" +
+	"\n" +
+	"EpochStart\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x1a\n" +
+	"\bposition\x18\x02 \x01(\x04R\bposition\x12\x16\n" +
+	"\x06forced\x18\x03 \x01(\bR\x06forced\"\xd0\x02\n" +
+	"\rFollowRequest\x12!\n" +
+	"\fbroker_group\x18\x01 \x01(\tR\vbrokerGroup\x12\x16\n" +
+	"\x06broker\x18\x02 \x01(\tR\x06broker\x12\x14\n" +
+	"\x05store\x18\x03 \x01(\tR\x05store\x12\x12\n" +
+	"\x04boot\x18\x04 \x01(\tR\x04boot\x12\x1b\n" +
+	"\tseen_term\x18\x05 \x01(\rR\bseenTerm\x12\x14\n" +
+	"\x05begin\x18\x06 \x01(\x04R\x05begin\x12\x10\n" +
+	"\x03end\x18\a \x01(\x04R\x03end\x12\x1c\n" +
+	"\tcommitted\x18\b \x01(\x04R\tcommitted\x121\n" +
+	"\ahistory\x18\t \x03(\v2\x17.jmq.wire.v1.EpochStartR\ahistory\x12\x18\n" +
+	"\asession\x18\n" +
+	" \x01(\x04R\asession\x12\x12\n" +
+	"\x04side\x18\v \x01(\bR\x04side\x12\x16\n" +
+	"\x06served\x18\f \x01(\bR\x06served\"\xa2\x02\n" +
+	"\x0eFollowResponse\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x18\n" +
+	"\asession\x18\x02 \x01(\x04R\asession\x12\x14\n" +
+	"\x05match\x18\x03 \x01(\x04R\x05match\x12\x16\n" +
+	"\x06forced\x18\x04 \x01(\bR\x06forced\x12\x12\n" +
+	"\x04copy\x18\x05 \x01(\bR\x04copy\x12\x14\n" +
+	"\x05begin\x18\x06 \x01(\x04R\x05begin\x12\x1c\n" +
+	"\tcommitted\x18\a \x01(\x04R\tcommitted\x12\x14\n" +
+	"\x05store\x18\b \x01(\tR\x05store\x121\n" +
+	"\ahistory\x18\t \x03(\v2\x17.jmq.wire.v1.EpochStartR\ahistory\x12!\n" +
+	"\fkeepalive_ms\x18\n" +
+	" \x01(\rR\vkeepaliveMs\"\xa0\x01\n" +
+	"\vPullRequest\x12\x18\n" +
+	"\asession\x18\x01 \x01(\x04R\asession\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x14\n" +
+	"\x05acked\x18\x03 \x01(\x04R\x05acked\x12\x16\n" +
+	"\x06synced\x18\x04 \x01(\x04R\x06synced\x12\x16\n" +
+	"\x06window\x18\x05 \x01(\rR\x06window\x12\x1b\n" +
+	"\tbytes_max\x18\x06 \x01(\rR\bbytesMax\"\xa1\x01\n" +
+	"\fPullResponse\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\x04R\x04from\x12\x1c\n" +
+	"\tcommitted\x18\x03 \x01(\x04R\tcommitted\x12\x14\n" +
+	"\x05begin\x18\x04 \x01(\x04R\x05begin\x12\x17\n" +
+	"\ain_sync\x18\x05 \x01(\bR\x06inSync\x12\x1a\n" +
+	"\btransfer\x18\x06 \x01(\tR\btransfer\"\\\n" +
+	"\vMeetRequest\x12!\n" +
+	"\fbroker_group\x18\x01 \x01(\tR\vbrokerGroup\x12\x16\n" +
+	"\x06broker\x18\x02 \x01(\tR\x06broker\x12\x12\n" +
+	"\x04term\x18\x03 \x01(\rR\x04term\"u\n" +
+	"\fMeetResponse\x122\n" +
+	"\x06status\x18\x01 \x01(\v2\x1a.jmq.wire.v1.ReplicaStatusR\x06status\x121\n" +
+	"\ahistory\x18\x02 \x03(\v2\x17.jmq.wire.v1.EpochStartR\ahistory\"\xa4\x01\n" +
+	"\x0eReadLogRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\x04R\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\x04R\x02to\x12\x1b\n" +
+	"\tbytes_max\x18\x03 \x01(\rR\bbytesMax\x12\x1c\n" +
+	"\tcommitted\x18\x04 \x01(\bR\tcommitted\x12\x17\n" +
+	"\await_ms\x18\x05 \x01(\rR\x06waitMs\x12\x1a\n" +
+	"\bobserver\x18\x06 \x01(\tR\bobserver\"\x97\x01\n" +
+	"\x0fReadLogResponse\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\x04R\x04from\x12\x1c\n" +
+	"\tcommitted\x18\x03 \x01(\x04R\tcommitted\x12\x14\n" +
+	"\x05begin\x18\x04 \x01(\x04R\x05begin\x12\x10\n" +
+	"\x03end\x18\x05 \x01(\x04R\x03end\x12\x14\n" +
+	"\x05store\x18\x06 \x01(\tR\x05store\"t\n" +
+	"\x0fReadSeedRequest\x12\x18\n" +
+	"\asession\x18\x01 \x01(\x04R\asession\x12\x12\n" +
+	"\x04seed\x18\x02 \x01(\x04R\x04seed\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x1b\n" +
+	"\tbytes_max\x18\x04 \x01(\rR\bbytesMax\"l\n" +
+	"\x10ReadSeedResponse\x12\x12\n" +
+	"\x04seed\x18\x01 \x01(\x04R\x04seed\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x1a\n" +
+	"\bposition\x18\x03 \x01(\x04R\bposition\x12\x14\n" +
+	"\x05begin\x18\x04 \x01(\x04R\x05begin\"J\n" +
+	"\x0eLogSumsRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\x04R\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\x04R\x02to\x12\x14\n" +
+	"\x05every\x18\x03 \x01(\x04R\x05every\"]\n" +
+	"\x0fLogSumsResponse\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\x04R\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\x04R\x02to\x12\x12\n" +
+	"\x04sums\x18\x03 \x03(\x04R\x04sums\x12\x12\n" +
+	"\x04ends\x18\x04 \x03(\x04R\x04ends\"\x93\x01\n" +
+	"\x10MergeSideRequest\x12!\n" +
+	"\fbroker_group\x18\x01 \x01(\tR\vbrokerGroup\x12\x16\n" +
+	"\x06broker\x18\x02 \x01(\tR\x06broker\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12.\n" +
+	"\x06leases\x18\x04 \x03(\v2\x16.jmq.wire.v1.SideLeaseR\x06leases\"\xae\x02\n" +
+	"\tSideLease\x12\x16\n" +
+	"\x06client\x18\x01 \x01(\tR\x06client\x12\x16\n" +
+	"\x06member\x18\x02 \x01(\rR\x06member\x12\x14\n" +
+	"\x05topic\x18\x03 \x01(\tR\x05topic\x12\x14\n" +
+	"\x05group\x18\x04 \x01(\tR\x05group\x12\x1c\n" +
+	"\tnamespace\x18\x05 \x01(\rR\tnamespace\x12\x1c\n" +
+	"\tpartition\x18\x06 \x01(\rR\tpartition\x12\x14\n" +
+	"\x05lease\x18\a \x01(\x04R\x05lease\x12\x12\n" +
+	"\x04from\x18\b \x01(\x04R\x04from\x12\x0e\n" +
+	"\x02to\x18\t \x01(\x04R\x02to\x12\x17\n" +
+	"\aleft_ms\x18\n" +
+	" \x01(\rR\x06leftMs\x12\x18\n" +
+	"\aattempt\x18\v \x01(\rR\aattempt\x12\x1c\n" +
+	"\tprincipal\x18\f \x01(\tR\tprincipal\"E\n" +
+	"\x11MergeSideResponse\x12\x16\n" +
+	"\x06merged\x18\x01 \x01(\x04R\x06merged\x12\x18\n" +
+	"\adropped\x18\x02 \x01(\x04R\adropped\"F\n" +
+	"\x0fTakeOverRequest\x12!\n" +
+	"\fbroker_group\x18\x01 \x01(\tR\vbrokerGroup\x12\x10\n" +
+	"\x03row\x18\x02 \x01(\fR\x03row\"\x12\n" +
+	"\x10TakeOverResponse\"\x81\x01\n" +
 	"\x11HeartbeatResponse\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -6951,148 +9102,182 @@ func file_jmq_proto_rawDescGZIP() []byte {
 	return file_jmq_proto_rawDescData
 }
 
-var file_jmq_proto_msgTypes = make([]protoimpl.MessageInfo, 89)
+var file_jmq_proto_msgTypes = make([]protoimpl.MessageInfo, 114)
 var file_jmq_proto_goTypes = []any{
-	(*HelloRequest)(nil),             // 0: jmq.wire.v1.HelloRequest
-	(*HelloResponse)(nil),            // 1: jmq.wire.v1.HelloResponse
-	(*AuthenticateRequest)(nil),      // 2: jmq.wire.v1.AuthenticateRequest
-	(*AuthenticateResponse)(nil),     // 3: jmq.wire.v1.AuthenticateResponse
-	(*Identity)(nil),                 // 4: jmq.wire.v1.Identity
-	(*WhoAmIRequest)(nil),            // 5: jmq.wire.v1.WhoAmIRequest
-	(*WhoAmIResponse)(nil),           // 6: jmq.wire.v1.WhoAmIResponse
-	(*Error)(nil),                    // 7: jmq.wire.v1.Error
-	(*PingRequest)(nil),              // 8: jmq.wire.v1.PingRequest
-	(*PingResponse)(nil),             // 9: jmq.wire.v1.PingResponse
-	(*ProduceRequestHeader)(nil),     // 10: jmq.wire.v1.ProduceRequestHeader
-	(*ProduceResponseHeader)(nil),    // 11: jmq.wire.v1.ProduceResponseHeader
-	(*FetchRequestHeader)(nil),       // 12: jmq.wire.v1.FetchRequestHeader
-	(*FetchResponseHeader)(nil),      // 13: jmq.wire.v1.FetchResponseHeader
-	(*AckItem)(nil),                  // 14: jmq.wire.v1.AckItem
-	(*AckRequestHeader)(nil),         // 15: jmq.wire.v1.AckRequestHeader
-	(*AckResponseHeader)(nil),        // 16: jmq.wire.v1.AckResponseHeader
-	(*SubscribeRequest)(nil),         // 17: jmq.wire.v1.SubscribeRequest
-	(*SubscribeResponse)(nil),        // 18: jmq.wire.v1.SubscribeResponse
-	(*GroupPolicy)(nil),              // 19: jmq.wire.v1.GroupPolicy
-	(*ExtendRequest)(nil),            // 20: jmq.wire.v1.ExtendRequest
-	(*LeaseName)(nil),                // 21: jmq.wire.v1.LeaseName
-	(*ExtendResponse)(nil),           // 22: jmq.wire.v1.ExtendResponse
-	(*RouteRequest)(nil),             // 23: jmq.wire.v1.RouteRequest
-	(*RouteResponse)(nil),            // 24: jmq.wire.v1.RouteResponse
-	(*BrokerGroupRoute)(nil),         // 25: jmq.wire.v1.BrokerGroupRoute
-	(*BrokerRoute)(nil),              // 26: jmq.wire.v1.BrokerRoute
-	(*WatchRoutesRequest)(nil),       // 27: jmq.wire.v1.WatchRoutesRequest
-	(*WatchedTopic)(nil),             // 28: jmq.wire.v1.WatchedTopic
-	(*WatchRoutesResponse)(nil),      // 29: jmq.wire.v1.WatchRoutesResponse
-	(*TopicView)(nil),                // 30: jmq.wire.v1.TopicView
-	(*ProducerSettings)(nil),         // 31: jmq.wire.v1.ProducerSettings
-	(*ConsumerSettings)(nil),         // 32: jmq.wire.v1.ConsumerSettings
-	(*Object)(nil),                   // 33: jmq.wire.v1.Object
-	(*WatchObjectsRequest)(nil),      // 34: jmq.wire.v1.WatchObjectsRequest
-	(*WatchObjectsResponse)(nil),     // 35: jmq.wire.v1.WatchObjectsResponse
-	(*HeartbeatRequest)(nil),         // 36: jmq.wire.v1.HeartbeatRequest
-	(*HeartbeatResponse)(nil),        // 37: jmq.wire.v1.HeartbeatResponse
-	(*ListNodesRequest)(nil),         // 38: jmq.wire.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),        // 39: jmq.wire.v1.ListNodesResponse
-	(*Node)(nil),                     // 40: jmq.wire.v1.Node
-	(*ListObjectsRequest)(nil),       // 41: jmq.wire.v1.ListObjectsRequest
-	(*ListObjectsResponse)(nil),      // 42: jmq.wire.v1.ListObjectsResponse
-	(*ApplyObjectsRequest)(nil),      // 43: jmq.wire.v1.ApplyObjectsRequest
-	(*ObjectWrite)(nil),              // 44: jmq.wire.v1.ObjectWrite
-	(*ApplyObjectsResponse)(nil),     // 45: jmq.wire.v1.ApplyObjectsResponse
-	(*ObjectChange)(nil),             // 46: jmq.wire.v1.ObjectChange
-	(*CreateCredentialRequest)(nil),  // 47: jmq.wire.v1.CreateCredentialRequest
-	(*CreateCredentialResponse)(nil), // 48: jmq.wire.v1.CreateCredentialResponse
-	(*ListAuditRequest)(nil),         // 49: jmq.wire.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),        // 50: jmq.wire.v1.ListAuditResponse
-	(*AuditEntry)(nil),               // 51: jmq.wire.v1.AuditEntry
-	(*NewGenerationRequest)(nil),     // 52: jmq.wire.v1.NewGenerationRequest
-	(*NewGenerationResponse)(nil),    // 53: jmq.wire.v1.NewGenerationResponse
-	(*PartitionRoute)(nil),           // 54: jmq.wire.v1.PartitionRoute
-	(*CreateTopicRequest)(nil),       // 55: jmq.wire.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil),      // 56: jmq.wire.v1.CreateTopicResponse
-	(*Topic)(nil),                    // 57: jmq.wire.v1.Topic
-	(*TopicSettings)(nil),            // 58: jmq.wire.v1.TopicSettings
-	(*AlterTopicRequest)(nil),        // 59: jmq.wire.v1.AlterTopicRequest
-	(*AlterTopicResponse)(nil),       // 60: jmq.wire.v1.AlterTopicResponse
-	(*DeleteTopicRequest)(nil),       // 61: jmq.wire.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),      // 62: jmq.wire.v1.DeleteTopicResponse
-	(*ListTopicsRequest)(nil),        // 63: jmq.wire.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),       // 64: jmq.wire.v1.ListTopicsResponse
-	(*DescribeTopicRequest)(nil),     // 65: jmq.wire.v1.DescribeTopicRequest
-	(*DescribeTopicResponse)(nil),    // 66: jmq.wire.v1.DescribeTopicResponse
-	(*TopicPartition)(nil),           // 67: jmq.wire.v1.TopicPartition
-	(*GroupLagRequest)(nil),          // 68: jmq.wire.v1.GroupLagRequest
-	(*GroupLagResponse)(nil),         // 69: jmq.wire.v1.GroupLagResponse
-	(*GroupPartition)(nil),           // 70: jmq.wire.v1.GroupPartition
-	(*ListGroupsRequest)(nil),        // 71: jmq.wire.v1.ListGroupsRequest
-	(*ListGroupsResponse)(nil),       // 72: jmq.wire.v1.ListGroupsResponse
-	(*GroupSummary)(nil),             // 73: jmq.wire.v1.GroupSummary
-	(*GroupReset)(nil),               // 74: jmq.wire.v1.GroupReset
-	(*SeekGroupRequest)(nil),         // 75: jmq.wire.v1.SeekGroupRequest
-	(*SeekGroupResponse)(nil),        // 76: jmq.wire.v1.SeekGroupResponse
-	(*SeekPartition)(nil),            // 77: jmq.wire.v1.SeekPartition
-	(*AlterGroupRequest)(nil),        // 78: jmq.wire.v1.AlterGroupRequest
-	(*AlterGroupResponse)(nil),       // 79: jmq.wire.v1.AlterGroupResponse
-	(*RemoveGroupRequest)(nil),       // 80: jmq.wire.v1.RemoveGroupRequest
-	(*RemoveGroupResponse)(nil),      // 81: jmq.wire.v1.RemoveGroupResponse
-	(*PeekRequest)(nil),              // 82: jmq.wire.v1.PeekRequest
-	(*PeekResponse)(nil),             // 83: jmq.wire.v1.PeekResponse
-	(*StoreUsageRequest)(nil),        // 84: jmq.wire.v1.StoreUsageRequest
-	(*StoreUsageResponse)(nil),       // 85: jmq.wire.v1.StoreUsageResponse
-	(*DiskUsage)(nil),                // 86: jmq.wire.v1.DiskUsage
-	(*StoreHold)(nil),                // 87: jmq.wire.v1.StoreHold
-	(*StoreHole)(nil),                // 88: jmq.wire.v1.StoreHole
+	(*HelloRequest)(nil),              // 0: jmq.wire.v1.HelloRequest
+	(*HelloResponse)(nil),             // 1: jmq.wire.v1.HelloResponse
+	(*AuthenticateRequest)(nil),       // 2: jmq.wire.v1.AuthenticateRequest
+	(*AuthenticateResponse)(nil),      // 3: jmq.wire.v1.AuthenticateResponse
+	(*Identity)(nil),                  // 4: jmq.wire.v1.Identity
+	(*WhoAmIRequest)(nil),             // 5: jmq.wire.v1.WhoAmIRequest
+	(*WhoAmIResponse)(nil),            // 6: jmq.wire.v1.WhoAmIResponse
+	(*Error)(nil),                     // 7: jmq.wire.v1.Error
+	(*PingRequest)(nil),               // 8: jmq.wire.v1.PingRequest
+	(*PingResponse)(nil),              // 9: jmq.wire.v1.PingResponse
+	(*ProduceRequestHeader)(nil),      // 10: jmq.wire.v1.ProduceRequestHeader
+	(*ProduceResponseHeader)(nil),     // 11: jmq.wire.v1.ProduceResponseHeader
+	(*FetchRequestHeader)(nil),        // 12: jmq.wire.v1.FetchRequestHeader
+	(*FetchResponseHeader)(nil),       // 13: jmq.wire.v1.FetchResponseHeader
+	(*AckItem)(nil),                   // 14: jmq.wire.v1.AckItem
+	(*AckRequestHeader)(nil),          // 15: jmq.wire.v1.AckRequestHeader
+	(*AckResponseHeader)(nil),         // 16: jmq.wire.v1.AckResponseHeader
+	(*SubscribeRequest)(nil),          // 17: jmq.wire.v1.SubscribeRequest
+	(*SubscribeResponse)(nil),         // 18: jmq.wire.v1.SubscribeResponse
+	(*GroupPolicy)(nil),               // 19: jmq.wire.v1.GroupPolicy
+	(*ExtendRequest)(nil),             // 20: jmq.wire.v1.ExtendRequest
+	(*LeaseName)(nil),                 // 21: jmq.wire.v1.LeaseName
+	(*ExtendResponse)(nil),            // 22: jmq.wire.v1.ExtendResponse
+	(*RouteRequest)(nil),              // 23: jmq.wire.v1.RouteRequest
+	(*RouteResponse)(nil),             // 24: jmq.wire.v1.RouteResponse
+	(*BrokerGroupRoute)(nil),          // 25: jmq.wire.v1.BrokerGroupRoute
+	(*BrokerRoute)(nil),               // 26: jmq.wire.v1.BrokerRoute
+	(*WatchRoutesRequest)(nil),        // 27: jmq.wire.v1.WatchRoutesRequest
+	(*WatchedTopic)(nil),              // 28: jmq.wire.v1.WatchedTopic
+	(*WatchRoutesResponse)(nil),       // 29: jmq.wire.v1.WatchRoutesResponse
+	(*TopicView)(nil),                 // 30: jmq.wire.v1.TopicView
+	(*ProducerSettings)(nil),          // 31: jmq.wire.v1.ProducerSettings
+	(*ConsumerSettings)(nil),          // 32: jmq.wire.v1.ConsumerSettings
+	(*Object)(nil),                    // 33: jmq.wire.v1.Object
+	(*WatchObjectsRequest)(nil),       // 34: jmq.wire.v1.WatchObjectsRequest
+	(*WatchObjectsResponse)(nil),      // 35: jmq.wire.v1.WatchObjectsResponse
+	(*HeartbeatRequest)(nil),          // 36: jmq.wire.v1.HeartbeatRequest
+	(*ReplicaStatus)(nil),             // 37: jmq.wire.v1.ReplicaStatus
+	(*SlaveStatus)(nil),               // 38: jmq.wire.v1.SlaveStatus
+	(*ChangeReplicationRequest)(nil),  // 39: jmq.wire.v1.ChangeReplicationRequest
+	(*ChangeReplicationResponse)(nil), // 40: jmq.wire.v1.ChangeReplicationResponse
+	(*BrokerGroupRequest)(nil),        // 41: jmq.wire.v1.BrokerGroupRequest
+	(*BrokerGroupResponse)(nil),       // 42: jmq.wire.v1.BrokerGroupResponse
+	(*BrokerGroupStatus)(nil),         // 43: jmq.wire.v1.BrokerGroupStatus
+	(*EpochStart)(nil),                // 44: jmq.wire.v1.EpochStart
+	(*FollowRequest)(nil),             // 45: jmq.wire.v1.FollowRequest
+	(*FollowResponse)(nil),            // 46: jmq.wire.v1.FollowResponse
+	(*PullRequest)(nil),               // 47: jmq.wire.v1.PullRequest
+	(*PullResponse)(nil),              // 48: jmq.wire.v1.PullResponse
+	(*MeetRequest)(nil),               // 49: jmq.wire.v1.MeetRequest
+	(*MeetResponse)(nil),              // 50: jmq.wire.v1.MeetResponse
+	(*ReadLogRequest)(nil),            // 51: jmq.wire.v1.ReadLogRequest
+	(*ReadLogResponse)(nil),           // 52: jmq.wire.v1.ReadLogResponse
+	(*ReadSeedRequest)(nil),           // 53: jmq.wire.v1.ReadSeedRequest
+	(*ReadSeedResponse)(nil),          // 54: jmq.wire.v1.ReadSeedResponse
+	(*LogSumsRequest)(nil),            // 55: jmq.wire.v1.LogSumsRequest
+	(*LogSumsResponse)(nil),           // 56: jmq.wire.v1.LogSumsResponse
+	(*MergeSideRequest)(nil),          // 57: jmq.wire.v1.MergeSideRequest
+	(*SideLease)(nil),                 // 58: jmq.wire.v1.SideLease
+	(*MergeSideResponse)(nil),         // 59: jmq.wire.v1.MergeSideResponse
+	(*TakeOverRequest)(nil),           // 60: jmq.wire.v1.TakeOverRequest
+	(*TakeOverResponse)(nil),          // 61: jmq.wire.v1.TakeOverResponse
+	(*HeartbeatResponse)(nil),         // 62: jmq.wire.v1.HeartbeatResponse
+	(*ListNodesRequest)(nil),          // 63: jmq.wire.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),         // 64: jmq.wire.v1.ListNodesResponse
+	(*Node)(nil),                      // 65: jmq.wire.v1.Node
+	(*ListObjectsRequest)(nil),        // 66: jmq.wire.v1.ListObjectsRequest
+	(*ListObjectsResponse)(nil),       // 67: jmq.wire.v1.ListObjectsResponse
+	(*ApplyObjectsRequest)(nil),       // 68: jmq.wire.v1.ApplyObjectsRequest
+	(*ObjectWrite)(nil),               // 69: jmq.wire.v1.ObjectWrite
+	(*ApplyObjectsResponse)(nil),      // 70: jmq.wire.v1.ApplyObjectsResponse
+	(*ObjectChange)(nil),              // 71: jmq.wire.v1.ObjectChange
+	(*CreateCredentialRequest)(nil),   // 72: jmq.wire.v1.CreateCredentialRequest
+	(*CreateCredentialResponse)(nil),  // 73: jmq.wire.v1.CreateCredentialResponse
+	(*ListAuditRequest)(nil),          // 74: jmq.wire.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),         // 75: jmq.wire.v1.ListAuditResponse
+	(*AuditEntry)(nil),                // 76: jmq.wire.v1.AuditEntry
+	(*NewGenerationRequest)(nil),      // 77: jmq.wire.v1.NewGenerationRequest
+	(*NewGenerationResponse)(nil),     // 78: jmq.wire.v1.NewGenerationResponse
+	(*PartitionRoute)(nil),            // 79: jmq.wire.v1.PartitionRoute
+	(*CreateTopicRequest)(nil),        // 80: jmq.wire.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),       // 81: jmq.wire.v1.CreateTopicResponse
+	(*Topic)(nil),                     // 82: jmq.wire.v1.Topic
+	(*TopicSettings)(nil),             // 83: jmq.wire.v1.TopicSettings
+	(*AlterTopicRequest)(nil),         // 84: jmq.wire.v1.AlterTopicRequest
+	(*AlterTopicResponse)(nil),        // 85: jmq.wire.v1.AlterTopicResponse
+	(*DeleteTopicRequest)(nil),        // 86: jmq.wire.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),       // 87: jmq.wire.v1.DeleteTopicResponse
+	(*ListTopicsRequest)(nil),         // 88: jmq.wire.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),        // 89: jmq.wire.v1.ListTopicsResponse
+	(*DescribeTopicRequest)(nil),      // 90: jmq.wire.v1.DescribeTopicRequest
+	(*DescribeTopicResponse)(nil),     // 91: jmq.wire.v1.DescribeTopicResponse
+	(*TopicPartition)(nil),            // 92: jmq.wire.v1.TopicPartition
+	(*GroupLagRequest)(nil),           // 93: jmq.wire.v1.GroupLagRequest
+	(*GroupLagResponse)(nil),          // 94: jmq.wire.v1.GroupLagResponse
+	(*GroupPartition)(nil),            // 95: jmq.wire.v1.GroupPartition
+	(*ListGroupsRequest)(nil),         // 96: jmq.wire.v1.ListGroupsRequest
+	(*ListGroupsResponse)(nil),        // 97: jmq.wire.v1.ListGroupsResponse
+	(*GroupSummary)(nil),              // 98: jmq.wire.v1.GroupSummary
+	(*GroupReset)(nil),                // 99: jmq.wire.v1.GroupReset
+	(*SeekGroupRequest)(nil),          // 100: jmq.wire.v1.SeekGroupRequest
+	(*SeekGroupResponse)(nil),         // 101: jmq.wire.v1.SeekGroupResponse
+	(*SeekPartition)(nil),             // 102: jmq.wire.v1.SeekPartition
+	(*AlterGroupRequest)(nil),         // 103: jmq.wire.v1.AlterGroupRequest
+	(*AlterGroupResponse)(nil),        // 104: jmq.wire.v1.AlterGroupResponse
+	(*RemoveGroupRequest)(nil),        // 105: jmq.wire.v1.RemoveGroupRequest
+	(*RemoveGroupResponse)(nil),       // 106: jmq.wire.v1.RemoveGroupResponse
+	(*PeekRequest)(nil),               // 107: jmq.wire.v1.PeekRequest
+	(*PeekResponse)(nil),              // 108: jmq.wire.v1.PeekResponse
+	(*StoreUsageRequest)(nil),         // 109: jmq.wire.v1.StoreUsageRequest
+	(*StoreUsageResponse)(nil),        // 110: jmq.wire.v1.StoreUsageResponse
+	(*DiskUsage)(nil),                 // 111: jmq.wire.v1.DiskUsage
+	(*StoreHold)(nil),                 // 112: jmq.wire.v1.StoreHold
+	(*StoreHole)(nil),                 // 113: jmq.wire.v1.StoreHole
 }
 var file_jmq_proto_depIdxs = []int32{
-	4,  // 0: jmq.wire.v1.AuthenticateResponse.identity:type_name -> jmq.wire.v1.Identity
-	4,  // 1: jmq.wire.v1.WhoAmIResponse.identity:type_name -> jmq.wire.v1.Identity
-	14, // 2: jmq.wire.v1.AckRequestHeader.items:type_name -> jmq.wire.v1.AckItem
-	19, // 3: jmq.wire.v1.SubscribeRequest.policy:type_name -> jmq.wire.v1.GroupPolicy
-	19, // 4: jmq.wire.v1.SubscribeResponse.policy:type_name -> jmq.wire.v1.GroupPolicy
-	21, // 5: jmq.wire.v1.ExtendRequest.leases:type_name -> jmq.wire.v1.LeaseName
-	54, // 6: jmq.wire.v1.RouteResponse.partitions:type_name -> jmq.wire.v1.PartitionRoute
-	25, // 7: jmq.wire.v1.RouteResponse.broker_groups:type_name -> jmq.wire.v1.BrokerGroupRoute
-	26, // 8: jmq.wire.v1.BrokerGroupRoute.brokers:type_name -> jmq.wire.v1.BrokerRoute
-	28, // 9: jmq.wire.v1.WatchRoutesRequest.topics:type_name -> jmq.wire.v1.WatchedTopic
-	30, // 10: jmq.wire.v1.WatchRoutesResponse.views:type_name -> jmq.wire.v1.TopicView
-	24, // 11: jmq.wire.v1.TopicView.route:type_name -> jmq.wire.v1.RouteResponse
-	31, // 12: jmq.wire.v1.TopicView.producer:type_name -> jmq.wire.v1.ProducerSettings
-	32, // 13: jmq.wire.v1.TopicView.consumer:type_name -> jmq.wire.v1.ConsumerSettings
-	33, // 14: jmq.wire.v1.WatchObjectsResponse.objects:type_name -> jmq.wire.v1.Object
-	40, // 15: jmq.wire.v1.ListNodesResponse.nodes:type_name -> jmq.wire.v1.Node
-	36, // 16: jmq.wire.v1.Node.last:type_name -> jmq.wire.v1.HeartbeatRequest
-	33, // 17: jmq.wire.v1.ListObjectsResponse.objects:type_name -> jmq.wire.v1.Object
-	44, // 18: jmq.wire.v1.ApplyObjectsRequest.writes:type_name -> jmq.wire.v1.ObjectWrite
-	33, // 19: jmq.wire.v1.ObjectWrite.object:type_name -> jmq.wire.v1.Object
-	46, // 20: jmq.wire.v1.ApplyObjectsResponse.changes:type_name -> jmq.wire.v1.ObjectChange
-	33, // 21: jmq.wire.v1.ObjectChange.before:type_name -> jmq.wire.v1.Object
-	33, // 22: jmq.wire.v1.ObjectChange.after:type_name -> jmq.wire.v1.Object
-	51, // 23: jmq.wire.v1.ListAuditResponse.entries:type_name -> jmq.wire.v1.AuditEntry
-	58, // 24: jmq.wire.v1.CreateTopicRequest.settings:type_name -> jmq.wire.v1.TopicSettings
-	57, // 25: jmq.wire.v1.CreateTopicResponse.topic:type_name -> jmq.wire.v1.Topic
-	58, // 26: jmq.wire.v1.Topic.settings:type_name -> jmq.wire.v1.TopicSettings
-	58, // 27: jmq.wire.v1.AlterTopicRequest.settings:type_name -> jmq.wire.v1.TopicSettings
-	57, // 28: jmq.wire.v1.AlterTopicResponse.topic:type_name -> jmq.wire.v1.Topic
-	57, // 29: jmq.wire.v1.DeleteTopicResponse.topic:type_name -> jmq.wire.v1.Topic
-	57, // 30: jmq.wire.v1.ListTopicsResponse.topics:type_name -> jmq.wire.v1.Topic
-	57, // 31: jmq.wire.v1.DescribeTopicResponse.topic:type_name -> jmq.wire.v1.Topic
-	67, // 32: jmq.wire.v1.DescribeTopicResponse.partitions:type_name -> jmq.wire.v1.TopicPartition
-	58, // 33: jmq.wire.v1.DescribeTopicResponse.effective:type_name -> jmq.wire.v1.TopicSettings
-	70, // 34: jmq.wire.v1.GroupLagResponse.partitions:type_name -> jmq.wire.v1.GroupPartition
-	73, // 35: jmq.wire.v1.ListGroupsResponse.groups:type_name -> jmq.wire.v1.GroupSummary
-	19, // 36: jmq.wire.v1.GroupSummary.policy:type_name -> jmq.wire.v1.GroupPolicy
-	74, // 37: jmq.wire.v1.GroupSummary.last_reset:type_name -> jmq.wire.v1.GroupReset
-	77, // 38: jmq.wire.v1.SeekGroupResponse.partitions:type_name -> jmq.wire.v1.SeekPartition
-	19, // 39: jmq.wire.v1.AlterGroupRequest.policy:type_name -> jmq.wire.v1.GroupPolicy
-	19, // 40: jmq.wire.v1.AlterGroupResponse.policy:type_name -> jmq.wire.v1.GroupPolicy
-	86, // 41: jmq.wire.v1.StoreUsageResponse.disks:type_name -> jmq.wire.v1.DiskUsage
-	87, // 42: jmq.wire.v1.StoreUsageResponse.holds:type_name -> jmq.wire.v1.StoreHold
-	88, // 43: jmq.wire.v1.StoreUsageResponse.holes:type_name -> jmq.wire.v1.StoreHole
-	44, // [44:44] is the sub-list for method output_type
-	44, // [44:44] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	4,   // 0: jmq.wire.v1.AuthenticateResponse.identity:type_name -> jmq.wire.v1.Identity
+	4,   // 1: jmq.wire.v1.WhoAmIResponse.identity:type_name -> jmq.wire.v1.Identity
+	14,  // 2: jmq.wire.v1.AckRequestHeader.items:type_name -> jmq.wire.v1.AckItem
+	19,  // 3: jmq.wire.v1.SubscribeRequest.policy:type_name -> jmq.wire.v1.GroupPolicy
+	19,  // 4: jmq.wire.v1.SubscribeResponse.policy:type_name -> jmq.wire.v1.GroupPolicy
+	21,  // 5: jmq.wire.v1.ExtendRequest.leases:type_name -> jmq.wire.v1.LeaseName
+	79,  // 6: jmq.wire.v1.RouteResponse.partitions:type_name -> jmq.wire.v1.PartitionRoute
+	25,  // 7: jmq.wire.v1.RouteResponse.broker_groups:type_name -> jmq.wire.v1.BrokerGroupRoute
+	26,  // 8: jmq.wire.v1.BrokerGroupRoute.brokers:type_name -> jmq.wire.v1.BrokerRoute
+	28,  // 9: jmq.wire.v1.WatchRoutesRequest.topics:type_name -> jmq.wire.v1.WatchedTopic
+	30,  // 10: jmq.wire.v1.WatchRoutesResponse.views:type_name -> jmq.wire.v1.TopicView
+	24,  // 11: jmq.wire.v1.TopicView.route:type_name -> jmq.wire.v1.RouteResponse
+	31,  // 12: jmq.wire.v1.TopicView.producer:type_name -> jmq.wire.v1.ProducerSettings
+	32,  // 13: jmq.wire.v1.TopicView.consumer:type_name -> jmq.wire.v1.ConsumerSettings
+	33,  // 14: jmq.wire.v1.WatchObjectsResponse.objects:type_name -> jmq.wire.v1.Object
+	37,  // 15: jmq.wire.v1.HeartbeatRequest.replica:type_name -> jmq.wire.v1.ReplicaStatus
+	38,  // 16: jmq.wire.v1.ReplicaStatus.slaves:type_name -> jmq.wire.v1.SlaveStatus
+	43,  // 17: jmq.wire.v1.BrokerGroupResponse.groups:type_name -> jmq.wire.v1.BrokerGroupStatus
+	65,  // 18: jmq.wire.v1.BrokerGroupStatus.brokers:type_name -> jmq.wire.v1.Node
+	44,  // 19: jmq.wire.v1.FollowRequest.history:type_name -> jmq.wire.v1.EpochStart
+	44,  // 20: jmq.wire.v1.FollowResponse.history:type_name -> jmq.wire.v1.EpochStart
+	37,  // 21: jmq.wire.v1.MeetResponse.status:type_name -> jmq.wire.v1.ReplicaStatus
+	44,  // 22: jmq.wire.v1.MeetResponse.history:type_name -> jmq.wire.v1.EpochStart
+	58,  // 23: jmq.wire.v1.MergeSideRequest.leases:type_name -> jmq.wire.v1.SideLease
+	65,  // 24: jmq.wire.v1.ListNodesResponse.nodes:type_name -> jmq.wire.v1.Node
+	36,  // 25: jmq.wire.v1.Node.last:type_name -> jmq.wire.v1.HeartbeatRequest
+	33,  // 26: jmq.wire.v1.ListObjectsResponse.objects:type_name -> jmq.wire.v1.Object
+	69,  // 27: jmq.wire.v1.ApplyObjectsRequest.writes:type_name -> jmq.wire.v1.ObjectWrite
+	33,  // 28: jmq.wire.v1.ObjectWrite.object:type_name -> jmq.wire.v1.Object
+	71,  // 29: jmq.wire.v1.ApplyObjectsResponse.changes:type_name -> jmq.wire.v1.ObjectChange
+	33,  // 30: jmq.wire.v1.ObjectChange.before:type_name -> jmq.wire.v1.Object
+	33,  // 31: jmq.wire.v1.ObjectChange.after:type_name -> jmq.wire.v1.Object
+	76,  // 32: jmq.wire.v1.ListAuditResponse.entries:type_name -> jmq.wire.v1.AuditEntry
+	83,  // 33: jmq.wire.v1.CreateTopicRequest.settings:type_name -> jmq.wire.v1.TopicSettings
+	82,  // 34: jmq.wire.v1.CreateTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	83,  // 35: jmq.wire.v1.Topic.settings:type_name -> jmq.wire.v1.TopicSettings
+	83,  // 36: jmq.wire.v1.AlterTopicRequest.settings:type_name -> jmq.wire.v1.TopicSettings
+	82,  // 37: jmq.wire.v1.AlterTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	82,  // 38: jmq.wire.v1.DeleteTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	82,  // 39: jmq.wire.v1.ListTopicsResponse.topics:type_name -> jmq.wire.v1.Topic
+	82,  // 40: jmq.wire.v1.DescribeTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	92,  // 41: jmq.wire.v1.DescribeTopicResponse.partitions:type_name -> jmq.wire.v1.TopicPartition
+	83,  // 42: jmq.wire.v1.DescribeTopicResponse.effective:type_name -> jmq.wire.v1.TopicSettings
+	95,  // 43: jmq.wire.v1.GroupLagResponse.partitions:type_name -> jmq.wire.v1.GroupPartition
+	98,  // 44: jmq.wire.v1.ListGroupsResponse.groups:type_name -> jmq.wire.v1.GroupSummary
+	19,  // 45: jmq.wire.v1.GroupSummary.policy:type_name -> jmq.wire.v1.GroupPolicy
+	99,  // 46: jmq.wire.v1.GroupSummary.last_reset:type_name -> jmq.wire.v1.GroupReset
+	102, // 47: jmq.wire.v1.SeekGroupResponse.partitions:type_name -> jmq.wire.v1.SeekPartition
+	19,  // 48: jmq.wire.v1.AlterGroupRequest.policy:type_name -> jmq.wire.v1.GroupPolicy
+	19,  // 49: jmq.wire.v1.AlterGroupResponse.policy:type_name -> jmq.wire.v1.GroupPolicy
+	111, // 50: jmq.wire.v1.StoreUsageResponse.disks:type_name -> jmq.wire.v1.DiskUsage
+	112, // 51: jmq.wire.v1.StoreUsageResponse.holds:type_name -> jmq.wire.v1.StoreHold
+	113, // 52: jmq.wire.v1.StoreUsageResponse.holes:type_name -> jmq.wire.v1.StoreHole
+	53,  // [53:53] is the sub-list for method output_type
+	53,  // [53:53] is the sub-list for method input_type
+	53,  // [53:53] is the sub-list for extension type_name
+	53,  // [53:53] is the sub-list for extension extendee
+	0,   // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_jmq_proto_init() }
@@ -7102,15 +9287,15 @@ func file_jmq_proto_init() {
 	}
 	file_jmq_proto_msgTypes[31].OneofWrappers = []any{}
 	file_jmq_proto_msgTypes[32].OneofWrappers = []any{}
-	file_jmq_proto_msgTypes[58].OneofWrappers = []any{}
-	file_jmq_proto_msgTypes[59].OneofWrappers = []any{}
+	file_jmq_proto_msgTypes[83].OneofWrappers = []any{}
+	file_jmq_proto_msgTypes[84].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_jmq_proto_rawDesc), len(file_jmq_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   89,
+			NumMessages:   114,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -650,3 +650,13 @@ func (f *Feed) ListAudit(context.Context, *wire.ListAuditRequest) (*wire.ListAud
 func (f *Feed) NewGeneration(context.Context, *wire.NewGenerationRequest) (*wire.NewGenerationResponse, error) {
 	return nil, f.elsewhere("new-generation")
 }
+
+// ChangeReplication implements wire.Registry.
+func (f *Feed) ChangeReplication(context.Context, *wire.ChangeReplicationRequest) (*wire.ChangeReplicationResponse, error) {
+	return nil, f.elsewhere("change-replication")
+}
+
+// BrokerGroup implements wire.Registry.
+func (f *Feed) BrokerGroup(context.Context, *wire.BrokerGroupRequest) (*wire.BrokerGroupResponse, error) {
+	return nil, f.elsewhere("broker-group")
+}

@@ -1,0 +1,3 @@
+module github.com/jmqio/jmq/scripts/model
+
+go 1.26
