@@ -50,7 +50,7 @@ var ranks = map[string]int{
 
 // testOnly are imported by tests and by programs under scripts only.
 var testOnly = []string{
-	"server/journal/journaltest", "server/store/storetest", "server/servertest", "server/servertest/check",
+	"server/journal/journaltest", "server/replica/replicatest", "server/store/storetest", "server/servertest", "server/servertest/check",
 	"server/servertest/script", "server/meta/metatest", "scripts/testenv",
 }
 

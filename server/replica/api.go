@@ -3,6 +3,7 @@ package replica
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"time"
 
@@ -50,11 +51,28 @@ type Node struct {
 	Ask func(ctx context.Context, a term.Ask) (row term.Row, changed bool, err error)
 	// Row is the broker group's row as last heard of the registry; false: none yet.
 	Row func() (term.Row, bool)
-	// Changed is called when Status says something else than before; it must not block.
+	// Changed is called when Status says something else than before; it must not block. nil: nobody.
 	Changed func()
-	Timing  Timing
-	Now     func() time.Time
-	Logger  *slog.Logger
+	// Seed makes what a full copy of this store begins with, at a master. nil: none can be given.
+	Seed func(ctx context.Context) (Seed, error)
+	// MasterBegin is told where the master's journal begins, at a slave whose store may trim what lies before. It must not block and may
+	// be told the same again. nil: nobody.
+	MasterBegin func(journal.Position)
+	// Side says, at a slave, whether it has acks for its master, and whether it served reads since it last heard one. nil: neither.
+	Side   func() (acks, served bool)
+	Timing Timing
+	Now    func() time.Time
+	Logger *slog.Logger
+}
+
+// Seed is what a full copy begins with: what the tables of a store say of its journal up to a position. It stays as it is until Close.
+type Seed interface {
+	io.ReaderAt
+	Size() int64
+	// Position is what it says it of, Begin where the copy's journal begins. Begin <= Position <= committed; both are begins of records.
+	Position() journal.Position
+	Begin() journal.Position
+	Close() error
 }
 
 // Master is the log of a broker that was named master: records are committed when they are synced here and acked by every slave in sync.
