@@ -457,7 +457,7 @@ type fakeServer struct {
 
 // newFakeServer serves over net.Pipe, or over TCP on loopback.
 func newFakeServer(b *fakeBroker, tcp bool) *fakeServer {
-	s := &fakeServer{h: wire.NewHandler(wire.Services{Broker: b, Admin: b}, wire.HandlerOptions{Broker: "fake", BrokerGroup: "bg1", Epoch: 1})}
+	s := &fakeServer{h: wire.NewHandler(wire.Services{Broker: b, Admin: b}, wire.HandlerOptions{Broker: "fake", BrokerGroup: "bg1"})}
 	s.mu.sessions = map[*wire.Session]bool{}
 	s.network = func() (net.Conn, net.Conn, error) {
 		client, server := net.Pipe()

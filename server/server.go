@@ -170,7 +170,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 		defer func() { err = errors.Join(err, b.close()) }()
 		s.broker.Store(b)
 		services.Broker, services.Admin = b.broker, b.broker
-		options.BrokerGroup, options.Epoch = s.config.Broker.BrokerGroup, uint64(b.store.Epoch())
+		options.BrokerGroup, options.Epoch = s.config.Broker.BrokerGroup, func() uint64 { return uint64(b.store.Epoch()) }
 		options.OnOpen, options.OnClose = b.broker.Attach, b.broker.Detach
 	}
 	wireListener, err := s.listen(ctx, "node.wire.listen", n.Wire.Listen, n.Authenticates())

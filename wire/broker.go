@@ -3,6 +3,7 @@ package wire
 import (
 	"context"
 	"strconv"
+	"sync/atomic"
 )
 
 // Broker is what a client may ask of a broker. server/broker implements it in process, client.Cluster over the network;
@@ -144,8 +145,9 @@ type Peer struct {
 	// Batched says that the session hands over several requests at a time, and calls Committer.Commit after the last one:
 	// what they store goes into one commit. Without it each Produce starts a commit if none is running.
 	Batched bool
-	// Session is what the broker keeps of this session while it is attached. Nobody else looks at it.
-	Session any
+	// Session is what the broker keeps of this session while it is attached. Nobody else looks at it. A node that opens its store anew
+	// attaches the session to another broker while requests go on.
+	Session atomic.Value
 }
 
 // Committer is a Broker that wants to know when a session has handed over all requests that it has at the moment.

@@ -21,8 +21,9 @@ import (
 type HandlerOptions struct {
 	Broker      string // name of this node, for the hello
 	BrokerGroup string
-	Epoch       uint64
-	Features    uint64 // bits that this node understands
+	// Epoch is asked for each hello: that in which this node writes now, 0 while it does not. Nil: 0.
+	Epoch    func() uint64
+	Features uint64 // bits that this node understands
 	// KeepAlive is how often a client that has nothing to say pings. Default: 10 s.
 	KeepAlive time.Duration
 	// HelloTimeout is when a new connection is closed that has not said by then who it is: TLS, hello and authentication in all.
@@ -63,6 +64,9 @@ func (o HandlerOptions) withDefaults() HandlerOptions {
 	setDefault(&o.ColdMax, 4)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Epoch == nil {
+		o.Epoch = func() uint64 { return 0 }
 	}
 	if o.UserRole == nil {
 		o.UserRole = func(string) string { return "" }
@@ -698,7 +702,7 @@ func (s *Session) hello(f Frame) error {
 	registry := s.h.o.Elsewhere(RoleRegistry)
 	s.replyMessage(f.Request, f.Command, &HelloResponse{
 		Version: FrameVersion, Features: r.Features & s.h.o.Features, Broker: s.h.o.Broker, BrokerGroup: s.h.o.BrokerGroup,
-		Epoch: s.h.o.Epoch, FrameBytesMax: FrameBytesMax, KeepaliveMs: uint32(min(s.h.o.KeepAlive.Milliseconds(), math.MaxUint32)),
+		Epoch: s.h.o.Epoch(), FrameBytesMax: FrameBytesMax, KeepaliveMs: uint32(min(s.h.o.KeepAlive.Milliseconds(), math.MaxUint32)),
 		Authenticate: !known, Roles: s.h.o.Roles, Registry: registry[:min(len(registry), errorNodesMax)],
 	})
 	return nil

@@ -44,6 +44,7 @@ var everything = &grant{}
 
 // session is an attached peer.
 type session struct {
+	b      *Broker
 	who    meta.Subject
 	client dispatch.Client
 	recent [recentGrants]atomic.Pointer[grant] // each in the place of its key, without the lock
@@ -73,9 +74,12 @@ func subjectOf(p *wire.Peer) meta.Subject {
 	return who
 }
 
-func sessionOf(p *wire.Peer) *session {
-	s, _ := p.Session.(*session)
-	return s
+// sessionOf returns nil of a peer that is not attached, or to another broker by now.
+func (b *Broker) sessionOf(p *wire.Peer) *session {
+	if s, _ := p.Session.Load().(*session); s != nil && s.b == b {
+		return s
+	}
+	return nil
 }
 
 // granted returns what p may do with a topic that is there; with a group, as that, which is there too.
@@ -83,7 +87,7 @@ func (b *Broker) granted(p *wire.Peer, t *store.Topic, key dispatch.Queue, group
 	if !b.o.Metadata {
 		return everything, nil
 	}
-	s := sessionOf(p)
+	s := b.sessionOf(p)
 	if s == nil {
 		return b.ask(subjectOf(p), p, t, key, group)
 	}
@@ -316,13 +320,13 @@ func ownersOf(p *wire.Principal) []meta.Key {
 // Attach notes a connection of a client, before its first request. CodeTooMany: its app or its namespace has as many as its limit
 // allows, and nothing was noted.
 func (b *Broker) Attach(p *wire.Peer) error {
-	s := &session{who: subjectOf(p), client: clientOf(p)}
+	s := &session{b: b, who: subjectOf(p), client: clientOf(p)}
 	s.mu.grants = map[dispatch.Queue]*grant{}
 	if err := b.sessions.add(s, ownersOf(&p.Principal), b.metadata.snapshot.Load()); err != nil {
 		b.metrics.denied(err)
 		return err
 	}
-	p.Session = s
+	p.Session.Store(s)
 	b.dispatch.Attach(s.client)
 	return nil
 }
@@ -344,7 +348,7 @@ func (s *sessions) add(one *session, owners []meta.Key, snapshot *meta.Snapshot)
 
 // Detach notes the end of a connection that Attach noted, after the last request of the connection was handed over.
 func (b *Broker) Detach(p *wire.Peer) {
-	s := sessionOf(p)
+	s := b.sessionOf(p)
 	if s == nil {
 		panic("broker: a client was detached that was not attached: " + p.ClientID)
 	}
@@ -482,7 +486,7 @@ func (b *Broker) grantedStill(p *wire.Peer, g *grant) error {
 	if g.epoch == b.metadata.epoch.Load() {
 		return g.paused
 	}
-	if s := sessionOf(p); s != nil {
+	if s := b.sessionOf(p); s != nil {
 		return b.grantAgain(s, g)
 	}
 	t := store.Topic{Namespace: p.Namespace, Name: g.topic, Origin: store.Origin{Created: g.created}}

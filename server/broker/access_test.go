@@ -505,8 +505,8 @@ func TestConnectionLimits(t *testing.T) {
 	wantCode(t, "second", r.broker.Attach(two), wire.CodeOK)
 	err := r.broker.Attach(three)
 	wantCode(t, "third", err, wire.CodeTooMany)
-	if !strings.Contains(err.Error(), "app shop") || three.Session != nil {
-		t.Error(err, three.Session)
+	if !strings.Contains(err.Error(), "app shop") || three.Session.Load() != nil {
+		t.Error(err, three.Session.Load())
 	}
 	wantCode(t, "another app", r.broker.Attach(peer("pay")), wire.CodeOK)
 	r.broker.Detach(one)
@@ -601,7 +601,7 @@ func TestGrantsForgotten(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := r.startFetch(pay, wire.FetchRequest{Topic: "orders", Group: "pay", WaitMs: 20_000})
-		s := sessionOf(wire.PeerFrom(pay))
+		s := r.broker.sessionOf(wire.PeerFrom(pay))
 		s.mu.Lock()
 		clear(s.mu.grants)
 		s.mu.Unlock()
