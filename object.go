@@ -69,6 +69,8 @@ var (
 var topicFields = slices.Concat([]field{
 	{"broker-groups", "brokerGroups", fieldList, "broker groups that hold it: b1,b2,b3 (default: up to three are chosen)", ""},
 	{"owner", "owner", fieldText, "app whose owners may grant rights on it", ""},
+	{"durability", "durability", fieldText, "normal, or replicated: a send is ok only when two machines have it", ""},
+	{"order-key-away", "orderKeyAway", fieldText, "order keys whose broker group is away: wait for it, or move to another one", ""},
 	fieldDescription, fieldLabels,
 }, limitFields)
 
@@ -111,13 +113,14 @@ topics, apps, subscriptions, groups, broker groups), admin (everything).`,
 	{
 		kind: meta.KindBrokerGroup, short: "Broker groups: which take part, are read only, or are drained",
 		long:   "A broker group is made by its first broker. Its state says whether topics on it take messages: active, read-only, draining.",
-		header: []string{"state", "data center", "labels", "description"},
+		header: []string{"mode", "state", "data center", "labels", "description"},
 		row: func(s meta.Spec) []any {
 			g := s.(*meta.BrokerGroup)
-			return []any{orText(g.State, meta.BrokerGroupActive), g.DataCenter, names(g.Labels), g.Description}
+			return []any{orText(g.Mode, meta.BrokerGroupFixed), orText(g.State, meta.BrokerGroupActive), g.DataCenter, names(g.Labels), g.Description}
 		},
 		fields: []field{
 			fieldDescription,
+			{"mode", "mode", fieldText, "fixed: only an operator names another master; auto: a complete slave is promoted when the master dies", ""},
 			{"state", "state", fieldText, "active, read-only or draining", ""},
 			{"data-center", "dataCenter", fieldText, "data center that it stands in", ""},
 			fieldLabels,
@@ -186,6 +189,17 @@ var columnsOf = map[meta.Kind]kindCommands{
 		row: func(s meta.Spec) []any {
 			c := s.(*meta.Credential)
 			return []any{ownerText(c), credentialState(c), momentText(c.IssuedAt, "-"), momentText(c.Expires, "never")}
+		},
+	},
+	meta.KindReplication: {
+		header: []string{"term", "master", "in sync", "transfer"},
+		row: func(s meta.Spec) []any {
+			r := s.(*meta.Replication)
+			var set []string
+			for _, m := range r.Set {
+				set = append(set, m.Broker)
+			}
+			return []any{r.Term, r.Master.Broker, orText(names(set), "-"), orText(r.Transfer, "-")}
 		},
 	},
 	meta.KindBroker: {

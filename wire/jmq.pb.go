@@ -1692,6 +1692,7 @@ type RouteResponse struct {
 	Incarnation   uint32                 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	Partitions    []*PartitionRoute      `protobuf:"bytes,4,rep,name=partitions,proto3" json:"partitions,omitempty"` // of all broker groups of the topic, ordered by broker group and partition
 	BrokerGroups  []*BrokerGroupRoute    `protobuf:"bytes,5,rep,name=broker_groups,json=brokerGroups,proto3" json:"broker_groups,omitempty"`
+	Replicated    bool                   `protobuf:"varint,6,opt,name=replicated,proto3" json:"replicated,omitempty"` // the topic's durability: a send is ok when two machines have it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1759,6 +1760,13 @@ func (x *RouteResponse) GetBrokerGroups() []*BrokerGroupRoute {
 		return x.BrokerGroups
 	}
 	return nil
+}
+
+func (x *RouteResponse) GetReplicated() bool {
+	if x != nil {
+		return x.Replicated
+	}
+	return false
 }
 
 // BrokerGroupRoute says where a broker group is.
@@ -2206,8 +2214,9 @@ type ProducerSettings struct {
 	TimeoutMs     *uint32                `protobuf:"varint,1,opt,name=timeout_ms,json=timeoutMs,proto3,oneof" json:"timeout_ms,omitempty"` // of a send with all its tries
 	Near          *bool                  `protobuf:"varint,2,opt,name=near,proto3,oneof" json:"near,omitempty"`                            // broker groups of the client's own data centre first
 	Paused        *bool                  `protobuf:"varint,3,opt,name=paused,proto3,oneof" json:"paused,omitempty"`
-	Retries       *uint32                `protobuf:"varint,4,opt,name=retries,proto3,oneof" json:"retries,omitempty"`                        // at other broker groups
-	DataCenter    *string                `protobuf:"bytes,5,opt,name=data_center,json=dataCenter,proto3,oneof" json:"data_center,omitempty"` // where the client is, by its address
+	Retries       *uint32                `protobuf:"varint,4,opt,name=retries,proto3,oneof" json:"retries,omitempty"`                           // at other broker groups
+	DataCenter    *string                `protobuf:"bytes,5,opt,name=data_center,json=dataCenter,proto3,oneof" json:"data_center,omitempty"`    // where the client is, by its address
+	OrderKeyMove  bool                   `protobuf:"varint,6,opt,name=order_key_move,json=orderKeyMove,proto3" json:"order_key_move,omitempty"` // order keys whose broker group is away go to another one; false: they wait for it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2275,6 +2284,13 @@ func (x *ProducerSettings) GetDataCenter() string {
 		return *x.DataCenter
 	}
 	return ""
+}
+
+func (x *ProducerSettings) GetOrderKeyMove() bool {
+	if x != nil {
+		return x.OrderKeyMove
+	}
+	return false
 }
 
 type ConsumerSettings struct {
@@ -2634,6 +2650,7 @@ type HeartbeatRequest struct {
 	BytesOut        uint64                 `protobuf:"varint,13,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`
 	Connections     uint32                 `protobuf:"varint,14,opt,name=connections,proto3" json:"connections,omitempty"`
 	Replica         *ReplicaStatus         `protobuf:"bytes,15,opt,name=replica,proto3" json:"replica,omitempty"` // of a broker
+	Slave           bool                   `protobuf:"varint,16,opt,name=slave,proto3" json:"slave,omitempty"`    // as configured: it never becomes its broker group's first master
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -2771,6 +2788,13 @@ func (x *HeartbeatRequest) GetReplica() *ReplicaStatus {
 		return x.Replica
 	}
 	return nil
+}
+
+func (x *HeartbeatRequest) GetSlave() bool {
+	if x != nil {
+		return x.Slave
+	}
+	return false
 }
 
 // ReplicaStatus is what a broker says of its copy of the broker group's journal.
@@ -8489,7 +8513,7 @@ const file_jmq_proto_rawDesc = "" +
 	"\x05codes\x18\x01 \x03(\rR\x05codes\x12\x19\n" +
 	"\blease_ms\x18\x02 \x01(\rR\aleaseMs\"$\n" +
 	"\fRouteRequest\x12\x14\n" +
-	"\x05topic\x18\x01 \x01(\tR\x05topic\"\xe7\x01\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\"\x87\x02\n" +
 	"\rRouteResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x19\n" +
 	"\btopic_id\x18\x02 \x01(\x04R\atopicId\x12 \n" +
@@ -8497,7 +8521,10 @@ const file_jmq_proto_rawDesc = "" +
 	"\n" +
 	"partitions\x18\x04 \x03(\v2\x1b.jmq.wire.v1.PartitionRouteR\n" +
 	"partitions\x12B\n" +
-	"\rbroker_groups\x18\x05 \x03(\v2\x1d.jmq.wire.v1.BrokerGroupRouteR\fbrokerGroups\"\xa2\x01\n" +
+	"\rbroker_groups\x18\x05 \x03(\v2\x1d.jmq.wire.v1.BrokerGroupRouteR\fbrokerGroups\x12\x1e\n" +
+	"\n" +
+	"replicated\x18\x06 \x01(\bR\n" +
+	"replicated\"\xa2\x01\n" +
 	"\x10BrokerGroupRoute\x12!\n" +
 	"\fbroker_group\x18\x01 \x01(\tR\vbrokerGroup\x12\x1f\n" +
 	"\vdata_center\x18\x02 \x01(\tR\n" +
@@ -8535,7 +8562,7 @@ const file_jmq_proto_rawDesc = "" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x120\n" +
 	"\x05route\x18\x06 \x01(\v2\x1a.jmq.wire.v1.RouteResponseR\x05route\x129\n" +
 	"\bproducer\x18\a \x01(\v2\x1d.jmq.wire.v1.ProducerSettingsR\bproducer\x129\n" +
-	"\bconsumer\x18\b \x01(\v2\x1d.jmq.wire.v1.ConsumerSettingsR\bconsumer\"\xf0\x01\n" +
+	"\bconsumer\x18\b \x01(\v2\x1d.jmq.wire.v1.ConsumerSettingsR\bconsumer\"\x96\x02\n" +
 	"\x10ProducerSettings\x12\"\n" +
 	"\n" +
 	"timeout_ms\x18\x01 \x01(\rH\x00R\ttimeoutMs\x88\x01\x01\x12\x17\n" +
@@ -8543,7 +8570,8 @@ const file_jmq_proto_rawDesc = "" +
 	"\x06paused\x18\x03 \x01(\bH\x02R\x06paused\x88\x01\x01\x12\x1d\n" +
 	"\aretries\x18\x04 \x01(\rH\x03R\aretries\x88\x01\x01\x12$\n" +
 	"\vdata_center\x18\x05 \x01(\tH\x04R\n" +
-	"dataCenter\x88\x01\x01B\r\n" +
+	"dataCenter\x88\x01\x01\x12$\n" +
+	"\x0eorder_key_move\x18\x06 \x01(\bR\forderKeyMoveB\r\n" +
 	"\v_timeout_msB\a\n" +
 	"\x05_nearB\t\n" +
 	"\a_pausedB\n" +
@@ -8590,7 +8618,7 @@ const file_jmq_proto_rawDesc = "" +
 	"\x05reset\x18\x03 \x01(\bR\x05reset\x12\x12\n" +
 	"\x04more\x18\x04 \x01(\bR\x04more\x12-\n" +
 	"\aobjects\x18\x05 \x03(\v2\x13.jmq.wire.v1.ObjectR\aobjects\x12\x14\n" +
-	"\x05since\x18\x06 \x01(\x04R\x05since\"\xd5\x03\n" +
+	"\x05since\x18\x06 \x01(\x04R\x05since\"\xeb\x03\n" +
 	"\x10HeartbeatRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12\x14\n" +
@@ -8610,7 +8638,8 @@ const file_jmq_proto_rawDesc = "" +
 	"\bbytes_in\x18\f \x01(\x04R\abytesIn\x12\x1b\n" +
 	"\tbytes_out\x18\r \x01(\x04R\bbytesOut\x12 \n" +
 	"\vconnections\x18\x0e \x01(\rR\vconnections\x124\n" +
-	"\areplica\x18\x0f \x01(\v2\x1a.jmq.wire.v1.ReplicaStatusR\areplica\"\x90\x03\n" +
+	"\areplica\x18\x0f \x01(\v2\x1a.jmq.wire.v1.ReplicaStatusR\areplica\x12\x14\n" +
+	"\x05slave\x18\x10 \x01(\bR\x05slave\"\x90\x03\n" +
 	"\rReplicaStatus\x12\x14\n" +
 	"\x05store\x18\x01 \x01(\tR\x05store\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12\x12\n" +

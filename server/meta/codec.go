@@ -49,6 +49,8 @@ func NewSpec(k Kind) Spec {
 		return new(Broker)
 	case KindDataCenter:
 		return new(DataCenter)
+	case KindReplication:
+		return new(Replication)
 	}
 	return nil
 }

@@ -20,12 +20,13 @@ const (
 	KindBrokerGroup Kind = "broker-group"
 	KindBroker      Kind = "broker" // written by the registry when one registers, lives or does not
 	KindDataCenter  Kind = "data-center"
+	KindReplication Kind = "replication" // who is master of the broker group of its name: written by the registry only
 )
 
 // NamespaceDefault is there from the first version on, and has number 0.
 const NamespaceDefault = "default"
 
-// Key names an object. Namespace is empty for kinds that belong to none: namespace, user, credential, broker group, broker, data center.
+// Key names an object. Namespace is empty for kinds that belong to none: namespace, user, credential, broker group, broker, data center, replication.
 type Key struct {
 	Kind      Kind
 	Namespace string

@@ -159,6 +159,12 @@ func (p *plan) run(c Change) error {
 	if len(namespaces) > 0 {
 		p.number(namespaces)
 	}
+	for _, o := range p.changed { // the row of a broker group goes with it
+		row := Key{Kind: KindReplication, Name: o.Name}
+		if o.Kind == KindBrokerGroup && o.Spec == nil && p.s.Get(row) != nil && p.writes[row] == nil {
+			p.changed = append(p.changed, &Object{Key: row, Revision: p.v, Created: p.s.Get(row).Created, Born: p.s.Get(row).Born})
+		}
+	}
 	return nil
 }
 
@@ -338,7 +344,7 @@ func (p *plan) choose() []string {
 	}
 	centers := map[string]string{} // of the broker groups that live
 	for _, o := range p.s.List(KindBroker) {
-		if b := o.Spec.(*Broker); !b.Away && !b.Slave {
+		if b := o.Spec.(*Broker); !b.Away && p.s.IsMaster(o.Name) {
 			centers[b.BrokerGroup] = b.DataCenter
 		}
 	}
@@ -486,6 +492,8 @@ func refs(o *Object) iter.Seq[Key] {
 			}
 		case *Broker:
 			add(KindBrokerGroup, "", v.BrokerGroup)
+		case *Replication:
+			add(KindBrokerGroup, "", o.Name)
 		}
 	}
 }
@@ -636,6 +644,9 @@ func Warnings(before, after *Snapshot, changed []*Object) (warnings []string) {
 				warnings = append(warnings, fmt.Sprintf("%s is on %d broker groups: with fewer than %d the loss of one stops or overloads it", o.Key, len(v.BrokerGroups), BrokerGroupsUsual))
 			}
 			warnings = append(warnings, noEffect(o.Key, "archive", v.Archive)...)
+			if v.Durability == DurabilityReplicated {
+				warnings = append(warnings, alone(after, o)...)
+			}
 			if old == nil {
 				break
 			}
@@ -645,13 +656,27 @@ func Warnings(before, after *Snapshot, changed []*Object) (warnings []string) {
 				}
 			}
 		case *Producer:
-			warnings = append(warnings, noEffect(o.Key, "weights", v.Weights != nil, "retries", v.Retries != nil, "archive", v.Archive != nil)...)
+			warnings = append(warnings, noEffect(o.Key, "archive", v.Archive != nil)...)
 		case *Consumer:
 			warnings = append(warnings, noEffect(o.Key, "delay", v.Delay != 0, "retry", v.Retry != nil, "filters", v.Filters != nil, "archive", v.Archive != nil)...)
 		case nil:
 			if o.Kind == KindTopic {
 				warnings = append(warnings, fmt.Sprintf("%s is deleted with all its messages", o.Key))
 			}
+		}
+	}
+	return warnings
+}
+
+// alone warns of broker groups of a replicated topic that have no slave: they take none of its sends.
+func alone(s *Snapshot, topic *Object) (warnings []string) {
+	brokers := map[string]int{}
+	for o := range s.All(KindBroker) {
+		brokers[o.Spec.(*Broker).BrokerGroup]++
+	}
+	for _, g := range topic.Spec.(*Topic).BrokerGroups {
+		if brokers[g] < 2 {
+			warnings = append(warnings, fmt.Sprintf("%s is replicated, and broker group %s has no slave: it takes no sends before it has one", topic.Key, g))
 		}
 	}
 	return warnings

@@ -10,6 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/jmqio/jmq/server/term"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -60,6 +61,9 @@ func drawWrite(t *rapid.T, s *Snapshot) Write {
 		w.Spec = &Broker{BrokerGroup: "g" + w.Key.Name[1:], Addresses: []string{"h:1"}, Away: rapid.Bool().Draw(t, "away")}
 	case KindDataCenter:
 		w.Spec = &DataCenter{Description: text}
+	case KindReplication:
+		w.Key.Name = pick("which", "g1", "g2")
+		w.Spec = &Replication{Term: rapid.Uint32Range(0, 3).Draw(t, "term"), Master: term.Member{Broker: pick("master", "k1", "k2"), Boot: "b", Store: "s"}}
 	}
 	if rapid.IntRange(0, 3).Draw(t, "delete") == 0 {
 		w.Spec = nil
@@ -253,6 +257,33 @@ func TestWarnings(t *testing.T) {
 	}
 	if _, w = plannedOf(t, s, write(KindTopic, "t", nil)); len(w) != 1 || w[0] != "topic t is deleted with all its messages" {
 		t.Fatalf("%q", w)
+	}
+}
+
+// TestRowOfBrokerGroup: only the registry writes it, it needs its broker group, and goes with it; a replicated topic there is warned of until there is a slave.
+func TestRowOfBrokerGroup(t *testing.T) {
+	row := &Replication{Term: 1, Master: term.Member{Broker: "k1", Boot: "b", Store: "s"}, Change: 1}
+	if _, _, _, _, err := Initial(1).Plan(Change{Writes: []Write{write(KindReplication, "g1", row)}}, time.Unix(1e9, 0)); wire.CodeOf(err) != wire.CodeInvalid {
+		t.Fatal(err)
+	}
+	s, _ := plannedOf(t, Initial(1), write(KindBrokerGroup, "g1", &BrokerGroup{}), write(KindReplication, "g1", row),
+		write(KindBroker, "k1", &Broker{BrokerGroup: "g1", Addresses: []string{"h:1"}, Slave: true}), write(KindBroker, "k2", &Broker{BrokerGroup: "g1", Addresses: []string{"h:2"}}))
+	if !s.IsMaster("k1") || s.IsMaster("k2") {
+		t.Fatal("the row says who is master")
+	}
+	for _, who := range []wire.Principal{{}, {Kind: wire.PrincipalNode, Name: "k1"}} {
+		if err := s.MayWrite(Subject{Principal: who}, Key{Kind: KindReplication, Name: "g1"}, row, row); wire.CodeOf(err) != wire.CodeForbidden {
+			t.Errorf("%v: %v", who, err)
+		}
+	}
+	_, w := plannedOf(t, s, write(KindBroker, "k2", nil), write(KindTopic, "t", &Topic{BrokerGroups: []string{"g1"}, Durability: DurabilityReplicated}))
+	if len(w) != 2 || w[1] != "topic t is replicated, and broker group g1 has no slave: it takes no sends before it has one" {
+		t.Fatalf("%q", w)
+	}
+	s, _ = plannedOf(t, s, write(KindBroker, "k1", nil), write(KindBroker, "k2", nil))
+	s, _ = plannedOf(t, s, write(KindBrokerGroup, "g1", nil))
+	if s.Replication("g1") != nil {
+		t.Fatal("the row stayed")
 	}
 }
 

@@ -39,7 +39,7 @@ type rights struct {
 
 // table is who may do what to objects; the row of a credential is that of its owner's kind. Everything that it does not say is forbidden.
 //
-// What follows from it: only admins make users, nodes and namespaces, so an operator makes no admin. An owner of an app gives access to topics
+// Nobody but the registry writes who is master. What follows from it: only admins make users, nodes and namespaces, so an operator makes no admin. An owner of an app gives access to topics
 // that the app owns, and to no others: for these he asks (request), and who approves writes the subscription in the same change. A limit or a
 // prohibition is lifted by who could set it, not by whom it binds. Brokers register themselves.
 var rightsOf = map[Kind]rights{
@@ -56,6 +56,7 @@ var rightsOf = map[Kind]rights{
 	KindBrokerGroup:         {read: look, create: run, change: run, delete: run},
 	KindBroker:              {read: look, create: isLocal, change: isLocal, delete: run},
 	KindDataCenter:          {read: look, create: run, change: run, delete: run},
+	KindReplication:         {read: look},
 }
 
 // operations is who may do what else.

@@ -247,3 +247,20 @@ func (s *Snapshot) BrokerGroup(name string) *BrokerGroup {
 
 // Broker returns a broker's spec, or nil.
 func (s *Snapshot) Broker(name string) *Broker { return of[Broker](s, KindBroker, "", name) }
+
+// Replication returns the row of a broker group, or nil: it never had a master.
+func (s *Snapshot) Replication(brokerGroup string) *Replication {
+	return of[Replication](s, KindReplication, "", brokerGroup)
+}
+
+// IsMaster says whether a broker is its broker group's master: as the row says, and before there is one, as it is configured.
+func (s *Snapshot) IsMaster(broker string) bool {
+	b := s.Broker(broker)
+	if b == nil {
+		return false
+	}
+	if row := s.Replication(b.BrokerGroup); row != nil {
+		return row.Master.Broker == broker
+	}
+	return !b.Slave
+}

@@ -2,6 +2,8 @@ package meta
 
 import (
 	"time"
+
+	"github.com/jmqio/jmq/server/term"
 )
 
 // Duration is written as text with its unit: "168h", "500ms", "7d"; below 0: "never". 0 or absent: the default.
@@ -55,6 +57,7 @@ type Topic struct {
 	Archive           bool       `json:"archive,omitempty"`
 	PauseProduce      bool       `json:"pauseProduce,omitempty"`
 	PauseConsume      bool       `json:"pauseConsume,omitempty"`
+	OrderKeyAway      string     `json:"orderKeyAway,omitempty"` // absent: wait; move: order keys whose broker group is away go to another one, and may overtake what waits there
 	Limit             Limit      `json:"limit,omitzero"`
 	Labels            []string   `json:"labels,omitempty"` // name=value
 }
@@ -178,7 +181,7 @@ type BrokerGroup struct {
 type Broker struct {
 	BrokerGroup string    `json:"brokerGroup"`
 	Addresses   []string  `json:"addresses,omitempty"`
-	Slave       bool      `json:"slave,omitempty"`
+	Slave       bool      `json:"slave,omitempty"` // as configured: it never becomes the first master. Who is master Replication says
 	DataCenter  string    `json:"dataCenter,omitempty"`
 	Labels      []string  `json:"labels,omitempty"`
 	Version     string    `json:"version,omitempty"`
@@ -186,6 +189,9 @@ type Broker struct {
 	Registered  time.Time `json:"registered,omitzero"`
 	Away        bool      `json:"away,omitempty"`
 }
+
+// Replication is the row of a broker group: see package term. It comes with the first master, and goes with its broker group.
+type Replication term.Row
 
 // DataCenter knows which addresses lie in it.
 type DataCenter struct {
@@ -204,3 +210,4 @@ func (*User) Kind() Kind        { return KindUser }
 func (*BrokerGroup) Kind() Kind { return KindBrokerGroup }
 func (*Broker) Kind() Kind      { return KindBroker }
 func (*DataCenter) Kind() Kind  { return KindDataCenter }
+func (*Replication) Kind() Kind { return KindReplication }

@@ -228,7 +228,7 @@ func (s *shardSet) write(t *table, k Key) *table {
 
 // kindCount is how many kinds there are, indexOf their numbers.
 const (
-	kindCount = 11
+	kindCount = 12
 
 	indexTopic      = 1
 	indexApp        = 2
@@ -262,6 +262,8 @@ func indexOf(k Kind) int {
 		return 9
 	case KindDataCenter:
 		return 10
+	case KindReplication:
+		return 11
 	}
 	return -1
 }

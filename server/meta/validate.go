@@ -11,6 +11,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/jmqio/jmq/server/term"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -42,7 +43,7 @@ const (
 
 // Kinds are all kinds, in the order in which objects can be made: each names only kinds before it.
 var Kinds = []Kind{
-	KindNamespace, KindUser, KindDataCenter, KindBrokerGroup, KindBroker, KindApp, KindTopic, KindProducer, KindConsumer, KindRequest, KindCredential,
+	KindNamespace, KindUser, KindDataCenter, KindBrokerGroup, KindReplication, KindBroker, KindApp, KindTopic, KindProducer, KindConsumer, KindRequest, KindCredential,
 }
 
 func kindNames() string {
@@ -278,9 +279,9 @@ func (t *Topic) Validate() error {
 	r.that(len(t.BrokerGroups) > 0, "brokerGroups", "a topic needs one or more")
 	r.that(len(t.BrokerGroups) <= topicBrokerGroup, "brokerGroups", "%d: at most %d are possible", len(t.BrokerGroups), topicBrokerGroup)
 	r.oneOf("durability", string(t.Durability), string(DurabilityNormal), string(DurabilityReplicated))
-	r.that(t.Durability != DurabilityReplicated, "durability", "replicated topics are not served by this version: take %s", DurabilityNormal)
 	r.that(time.Duration(t.RetentionAge) <= ageMax, "retentionAge", "%s is more than %s: write never", t.RetentionAge, Duration(ageMax))
 	r.that(t.RetentionBytes >= -1, "retentionBytes", "%d: -1 is no limit, 0 the broker's default", t.RetentionBytes)
+	r.oneOf("orderKeyAway", t.OrderKeyAway, OrderKeyWait, OrderKeyMove)
 	r.limit(t.Limit)
 	r.labels(t.Labels)
 	return r.err
@@ -425,6 +426,18 @@ func (u *User) Validate() error {
 // Roles are all roles.
 var Roles = []Role{RoleUser, RoleViewer, RoleAuditor, RoleOperator, RoleAdmin}
 
+// Modes of a broker group: whether a complete slave is promoted without an operator.
+const (
+	BrokerGroupFixed = "fixed"
+	BrokerGroupAuto  = "auto"
+)
+
+// What becomes of order keys whose broker group is away.
+const (
+	OrderKeyWait = "wait"
+	OrderKeyMove = "move"
+)
+
 // States of a broker group.
 const (
 	BrokerGroupActive   = "active"
@@ -438,8 +451,7 @@ func (g *BrokerGroup) Validate() error {
 	if g.DataCenter != "" {
 		r.name("dataCenter", KindDataCenter, g.DataCenter)
 	}
-	r.oneOf("mode", g.Mode, "fixed", "auto")
-	r.that(g.Mode != "auto", "mode", "auto is not served by this version: take fixed")
+	r.oneOf("mode", g.Mode, BrokerGroupFixed, BrokerGroupAuto)
 	r.oneOf("state", g.State, BrokerGroupActive, BrokerGroupReadOnly, BrokerGroupDraining)
 	r.labels(g.Labels)
 	return r.err
@@ -468,5 +480,30 @@ func (d *DataCenter) Validate() error {
 	r := rules{kind: KindDataCenter}
 	r.text("description", d.Description)
 	r.networks("networks", d.Networks)
+	return r.err
+}
+
+// replicasMax bounds the brokers of a broker group.
+const replicasMax = 64
+
+func (p *Replication) Validate() error {
+	r := rules{kind: KindReplication}
+	r.that(p.Term > 0, "term", "it begins with 1")
+	member := func(field string, m *term.Member) {
+		r.name(field+".broker", KindBroker, m.Broker)
+		r.that(m.Boot != "" && len(m.Boot) <= nameBytesMax && printable(m.Boot), field+".boot", "1 to %d bytes are possible", nameBytesMax)
+		r.that(m.Store != "" && len(m.Store) <= nameBytesMax && printable(m.Store), field+".store", "1 to %d bytes are possible", nameBytesMax)
+	}
+	member("master", &p.Master)
+	r.that(len(p.Set) <= replicasMax, "set", "it has %d entries: at most %d are possible", len(p.Set), replicasMax)
+	for i := range p.Set {
+		m := &p.Set[i]
+		member("set", m)
+		r.that(m.Broker != p.Master.Broker, "set", "the master %q is no slave", m.Broker)
+		r.that(i == 0 || p.Set[i-1].Broker < m.Broker, "set", "%q is not after the one before it", m.Broker)
+	}
+	if p.Transfer != "" {
+		r.name("transfer", KindBroker, p.Transfer)
+	}
 	return r.err
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jmqio/jmq/server/meta"
+	"github.com/jmqio/jmq/server/term"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -30,10 +31,16 @@ func TestValidate(t *testing.T) {
 		change(v)
 		return v
 	}
+	row := func(change func(*meta.Replication)) *meta.Replication {
+		v := &meta.Replication{Term: 2, Master: term.Member{Broker: "k1", Boot: "b", Store: "s"}, Set: []term.Member{{Broker: "k2", Boot: "b", Store: "s"}}}
+		change(v)
+		return v
+	}
 	broker := func(addresses ...string) *meta.Broker { return &meta.Broker{BrokerGroup: "b1", Addresses: addresses} }
 	for i, good := range []meta.Spec{
 		topic(func(*meta.Topic) {}), req(func(*meta.Request) {}), cred(func(*meta.Credential) {}), &meta.Consumer{}, &meta.Producer{}, &meta.App{}, &meta.Namespace{}, &meta.BrokerGroup{}, &meta.DataCenter{},
-		broker("h:1", "[::1]:50088", "a.example.org:65535"), &meta.User{Role: meta.RoleUser},
+		broker("h:1", "[::1]:50088", "a.example.org:65535"), &meta.User{Role: meta.RoleUser}, row(func(*meta.Replication) {}), &meta.BrokerGroup{Mode: meta.BrokerGroupAuto},
+		topic(func(v *meta.Topic) { v.Durability, v.OrderKeyAway = meta.DurabilityReplicated, meta.OrderKeyMove }),
 	} {
 		if err := good.Validate(); err != nil {
 			t.Fatalf("%d: %v", i, err)
@@ -70,7 +77,7 @@ func TestValidate(t *testing.T) {
 				v.BrokerGroups = append(v.BrokerGroups, fmt.Sprint("b", i))
 			}
 		})},
-		{"durability", topic(func(v *meta.Topic) { v.Durability = meta.DurabilityReplicated })},
+		{"orderKeyAway", topic(func(v *meta.Topic) { v.OrderKeyAway = "stay" })},
 		{"durability", topic(func(v *meta.Topic) { v.Durability = "strong" })},
 		{"retentionAge", topic(func(v *meta.Topic) { v.RetentionAge = meta.Duration(200 * 365 * 24 * time.Hour) })},
 		{"retentionBytes", topic(func(v *meta.Topic) { v.RetentionBytes = -2 })},
@@ -136,7 +143,6 @@ func TestValidate(t *testing.T) {
 		{"role", &meta.User{Role: "root"}},
 		{"email", &meta.User{Role: meta.RoleUser, Email: "nowhere"}},
 		{"displayName", &meta.User{Role: meta.RoleUser, DisplayName: "a\nb"}},
-		{"mode", &meta.BrokerGroup{Mode: "auto"}},
 		{"mode", &meta.BrokerGroup{Mode: "x"}},
 		{"state", &meta.BrokerGroup{State: "gone"}},
 		{"dataCenter", &meta.BrokerGroup{DataCenter: "a b"}},
@@ -149,6 +155,14 @@ func TestValidate(t *testing.T) {
 		{"version", &meta.Broker{BrokerGroup: "b", Addresses: []string{"h:1"}, Version: long}},
 		{"boot", &meta.Broker{BrokerGroup: "b", Addresses: []string{"h:1"}, Boot: long}},
 		{"networks", &meta.DataCenter{Networks: []string{"10.0.0.0/8", "x"}}},
+		{"term", row(func(v *meta.Replication) { v.Term = 0 })},
+		{"master.broker", row(func(v *meta.Replication) { v.Master.Broker = "" })},
+		{"master.boot", row(func(v *meta.Replication) { v.Master.Boot = "" })},
+		{"master.store", row(func(v *meta.Replication) { v.Master.Store = long })},
+		{"set.store", row(func(v *meta.Replication) { v.Set[0].Store = "" })},
+		{"set", row(func(v *meta.Replication) { v.Set[0].Broker = v.Master.Broker })},
+		{"set", row(func(v *meta.Replication) { v.Set = append(v.Set, v.Set[0]) })},
+		{"transfer", row(func(v *meta.Replication) { v.Transfer = "a b" })},
 	} {
 		err := c.spec.Validate()
 		if wire.CodeOf(err) != wire.CodeInvalid || !strings.Contains(fmt.Sprint(err), fmt.Sprintf("field %q of a %s", c.field, c.spec.Kind())) || len(err.Error()) > 600 {

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/jmqio/jmq/server/meta"
+	"github.com/jmqio/jmq/server/term"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -47,6 +48,7 @@ type node struct {
 	seenCount uint64
 	silent    time.Duration
 	revision  meta.Version // of its object when we looked last
+	member    term.Member  // that last was
 	refused   error        // why it could not be registered
 	unwritten bool         // what was found of it could not be written, and that was told
 }
@@ -64,9 +66,8 @@ func (n *Node) Heartbeat(ctx context.Context, r *wire.HeartbeatRequest) (*wire.H
 	if err := checkHeartbeat(r); err != nil {
 		return nil, err
 	}
-	// A certificate is of one node; a credential may be shared by all.
-	if p := &who.Principal; p.Kind == wire.PrincipalNode && p.Credential == "" && p.Name != r.Node {
-		return nil, wire.Errorf(wire.CodeForbidden, "the certificate is of node %s, which does not speak for node %s", p.Name, r.Node)
+	if err := speaksFor(&who, r.Node); err != nil {
+		return nil, err
 	}
 	n.counts.heartbeats.Add(1)
 	if err := n.hear(r, p.Addr); err != nil {
@@ -99,7 +100,7 @@ func checkHeartbeat(r *wire.HeartbeatRequest) error {
 
 // brokerOf is the object of a broker that sends r.
 func brokerOf(r *wire.HeartbeatRequest) *meta.Broker {
-	return &meta.Broker{BrokerGroup: r.BrokerGroup, Addresses: r.Addresses, DataCenter: r.DataCenter, Labels: r.Labels, Version: r.Version, Boot: r.Boot}
+	return &meta.Broker{BrokerGroup: r.BrokerGroup, Addresses: r.Addresses, DataCenter: r.DataCenter, Labels: r.Labels, Version: r.Version, Boot: r.Boot, Slave: r.Slave}
 }
 
 // sameBroker says whether an object says what its broker says, whoever judged it away.
@@ -146,10 +147,18 @@ func (n *Node) hear(r *wire.HeartbeatRequest, addr string) error {
 	if x.refused != nil {
 		return x.refused
 	}
-	if x.due = due; due {
+	if x.due = due; due || x.newMember(r) {
 		n.kickJudge()
 	}
 	return nil
+}
+
+// newMember says whether a broker's copy is another than it was at the last heartbeat, or is told for the first time, and notes it.
+func (x *node) newMember(r *wire.HeartbeatRequest) bool {
+	m, ok := memberOf(r)
+	was := x.member
+	x.member = m
+	return ok && m != was
 }
 
 // own remembers that a boot is, or was, the registered one.
@@ -362,6 +371,9 @@ func (n *Node) judgement() {
 		}
 		for _, c := range n.due() {
 			n.write(c)
+		}
+		for _, f := range n.rowsDue() {
+			n.writeRow(f)
 		}
 	}
 }

@@ -198,7 +198,7 @@ func (f *Feed) concerned(before, w *world, changed []*meta.Object, all bool) map
 			ofTopic(f.mu.topics[topicName{o.Namespace, o.TopicOf()}], func(x *watched) bool {
 				return x.group != "" && (x.group == who || meta.AppOf(x.group) == who)
 			})
-		case meta.KindBrokerGroup:
+		case meta.KindBrokerGroup, meta.KindReplication:
 			ofGroup(o.Name)
 		case meta.KindBroker:
 			if b, ok := o.Spec.(*meta.Broker); ok {

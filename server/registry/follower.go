@@ -103,7 +103,8 @@ type Follower struct {
 	ready   chan struct{}
 	once    sync.Once
 
-	learned   atomic.Pointer[[]string] // addresses of registry nodes, of the last heartbeat
+	conn      atomic.Pointer[wire.Conn] // to the registry node that is followed; nil: to none
+	learned   atomic.Pointer[[]string]  // addresses of registry nodes, of the last heartbeat
 	connected atomic.Bool
 	stored    atomic.Bool
 	begun     time.Time
@@ -159,6 +160,20 @@ func (f *Follower) Registry() []string {
 		return learned
 	}
 	return f.o.Addresses
+}
+
+// ChangeReplication implements wire.Registry: it is asked of the registry node that is followed. CodeMetadataAway: there is none, and nothing
+// was changed, as with CodeDisconnected. CodeUnknown, or the end of ctx: it may have been.
+func (f *Follower) ChangeReplication(ctx context.Context, r *wire.ChangeReplicationRequest) (*wire.ChangeReplicationResponse, error) {
+	conn := f.conn.Load()
+	if conn == nil {
+		return nil, wire.Errorf(wire.CodeMetadataAway, "no registry node is followed")
+	}
+	answer := new(wire.ChangeReplicationResponse)
+	if err := conn.CallMessage(ctx, wire.CommandChangeReplication, r, answer); err != nil {
+		return nil, err
+	}
+	return answer, nil
 }
 
 // Metrics returns counts and gauges.
@@ -332,6 +347,8 @@ func (f *Follower) follow(address string) (answered bool, err error) {
 		return false, err
 	}
 	f.counts.connections.Add(1)
+	f.conn.Store(conn)
+	defer f.conn.Store(nil)
 	c := &conversation{f: f, conn: conn, address: address, watched: make(chan answer, 1), beaten: make(chan answer, 1)}
 	return c.run()
 }

@@ -68,7 +68,7 @@ type Node struct {
 		told     chan struct{}          // closed when a heartbeat came that says something new; nil: nobody waits
 	}
 	counts struct {
-		heartbeats, beats, beatsFailed, registrations, away, back, changes, refused, credentials atomic.Uint64
+		heartbeats, beats, beatsFailed, registrations, away, back, changes, refused, credentials, rows atomic.Uint64
 	}
 }
 
@@ -176,7 +176,7 @@ func (n *Node) Metrics() NodeMetrics {
 		Feed: n.FeedMetrics(), Database: n.Health() == nil,
 		Heartbeats: n.counts.heartbeats.Load(), Beats: n.counts.beats.Load(), BeatsFailed: n.counts.beatsFailed.Load(),
 		Registrations: n.counts.registrations.Load(), NodesAway: n.counts.away.Load(), NodesBack: n.counts.back.Load(),
-		Changes: n.counts.changes.Load(), ChangesRefused: n.counts.refused.Load(), Credentials: n.counts.credentials.Load(),
+		Changes: n.counts.changes.Load(), ChangesRefused: n.counts.refused.Load(), Credentials: n.counts.credentials.Load(), Rows: n.counts.rows.Load(),
 	}
 	for o := range n.store.View().All(meta.KindBroker) {
 		if o.Spec.(*meta.Broker).Away {

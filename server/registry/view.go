@@ -69,7 +69,7 @@ func newWorld(before *world, s *meta.Snapshot, changed []*meta.Object, all bool)
 	w := &world{Snapshot: s}
 	brokers, centers := all, all
 	for _, o := range changed {
-		brokers = brokers || o.Kind == meta.KindBroker
+		brokers = brokers || o.Kind == meta.KindBroker || o.Kind == meta.KindReplication
 		centers = centers || o.Kind == meta.KindDataCenter
 	}
 	if before != nil {
@@ -79,7 +79,7 @@ func newWorld(before *world, s *meta.Snapshot, changed []*meta.Object, all bool)
 		w.brokers = map[string][]*wire.BrokerRoute{}
 		for _, o := range s.List(meta.KindBroker) {
 			b := o.Spec.(*meta.Broker)
-			w.brokers[b.BrokerGroup] = append(w.brokers[b.BrokerGroup], &wire.BrokerRoute{Broker: o.Name, Addresses: b.Addresses, Slave: b.Slave, Away: b.Away})
+			w.brokers[b.BrokerGroup] = append(w.brokers[b.BrokerGroup], &wire.BrokerRoute{Broker: o.Name, Addresses: b.Addresses, Slave: !s.IsMaster(o.Name), Away: b.Away})
 		}
 		for _, list := range w.brokers {
 			slices.SortStableFunc(list, func(a, b *wire.BrokerRoute) int { return rank(a.Slave) - rank(b.Slave) })
@@ -131,7 +131,7 @@ func (w *world) route(o *meta.Object, by routed) *wire.RouteResponse {
 	spec := o.Spec.(*meta.Topic)
 	groups := slices.DeleteFunc(slices.Sorted(slices.Values(spec.BrokerGroups)), func(g string) bool { return slices.Contains(by.forbidden, g) })
 	r := &wire.RouteResponse{ // without TopicId: that is a broker's own number
-		Version: uint64(o.Revision), Incarnation: uint32(o.Created),
+		Version: uint64(o.Revision), Incarnation: uint32(o.Created), Replicated: spec.Durability == meta.DurabilityReplicated,
 		Partitions:   make([]*wire.PartitionRoute, 0, len(groups)*spec.Partitions),
 		BrokerGroups: make([]*wire.BrokerGroupRoute, 0, len(groups)),
 	}
@@ -162,6 +162,9 @@ func (w *world) route(o *meta.Object, by routed) *wire.RouteResponse {
 		group := &wire.BrokerGroupRoute{BrokerGroup: g, Brokers: w.brokers[g], Weight: uint32(weights[g])}
 		if o := w.Get(meta.Key{Kind: meta.KindBrokerGroup, Name: g}); o != nil {
 			group.DataCenter = o.Spec.(*meta.BrokerGroup).DataCenter
+			r.Version = max(r.Version, uint64(o.Revision))
+		}
+		if o := w.Get(meta.Key{Kind: meta.KindReplication, Name: g}); o != nil {
 			r.Version = max(r.Version, uint64(o.Revision))
 		}
 		for _, b := range w.brokers[g] {
@@ -243,7 +246,7 @@ func (w *world) fill(t *wire.TopicView, v viewer) error {
 	var by routed
 	center := w.center(v.who.Addr)
 	if t.Group == "" {
-		t.Producer = &wire.ProducerSettings{DataCenter: textOrNone(center)}
+		t.Producer = &wire.ProducerSettings{DataCenter: textOrNone(center), OrderKeyMove: spec.OrderKeyAway == meta.OrderKeyMove}
 		paused := spec.PauseProduce
 		if p := w.producer(v, t.Topic); p != nil {
 			by = routed{p.Weights, p.ForbiddenBrokerGroups}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/jmqio/jmq/server/meta"
+	"github.com/jmqio/jmq/server/term"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -399,11 +400,14 @@ func everything() []meta.Write {
 		create(meta.KindUser, "tess", &meta.User{DisplayName: "Tess ☂", Email: "tess@example.org", Role: meta.RoleOperator}),
 		create(meta.KindUser, "ulf@example.org", &meta.User{Role: meta.RoleUser, Disabled: true}),
 		create(meta.KindDataCenter, "dc1", &meta.DataCenter{Description: "d", Networks: []string{"10.0.0.0/8", "2001:db8::/32"}}),
-		create(meta.KindBrokerGroup, "b1", &meta.BrokerGroup{Description: "d", DataCenter: "dc1", Mode: "fixed", State: meta.BrokerGroupReadOnly, Labels: []string{"rack=7"}}),
-		create(meta.KindBroker, "b1-1", &meta.Broker{BrokerGroup: "b1", Addresses: []string{"192.0.2.1:50088", "[2001:db8::1]:50088"}, DataCenter: "dc1", Labels: []string{"host=h"}, Version: "0.1", Boot: "boot", Registered: at, Away: true}),
+		create(meta.KindBrokerGroup, "b1", &meta.BrokerGroup{Description: "d", DataCenter: "dc1", Mode: meta.BrokerGroupAuto, State: meta.BrokerGroupReadOnly, Labels: []string{"rack=7"}}),
+		create(meta.KindReplication, "b1", &meta.Replication{
+			Term: 3, Master: term.Member{Broker: "b1-1", Boot: "b", Store: "s"}, Forced: true, Set: []term.Member{{Broker: "b1-2", Boot: "b", Store: "s"}}, Change: 7, Generation: 1, Transfer: "b1-2",
+		}),
+		create(meta.KindBroker, "b1-1", &meta.Broker{BrokerGroup: "b1", Slave: true, Addresses: []string{"192.0.2.1:50088", "[2001:db8::1]:50088"}, DataCenter: "dc1", Labels: []string{"host=h"}, Version: "0.1", Boot: "boot", Registered: at, Away: true}),
 		create(meta.KindApp, "pay", &meta.App{Description: "d", Owners: []string{"tess"}, Members: []string{"ulf@example.org"}, Limit: limit, Labels: []string{"team=a"}}),
 		create(meta.KindTopic, "orders", &meta.Topic{
-			Description: "d", Owner: "pay", Type: meta.TopicBroadcast, Partitions: 4, BrokerGroups: []string{"b1"}, Durability: meta.DurabilityNormal, RetentionAge: -1,
+			Description: "d", Owner: "pay", Type: meta.TopicBroadcast, Partitions: 4, BrokerGroups: []string{"b1"}, Durability: meta.DurabilityReplicated, OrderKeyAway: meta.OrderKeyMove, RetentionAge: -1,
 			RetentionBytes: -1, DiscardUnconsumed: true, Archive: true, PauseProduce: true, PauseConsume: true, Limit: limit, Labels: []string{"a=", "b=x=y"},
 		}),
 		create(meta.KindProducer, "orders/pay", &meta.Producer{
