@@ -186,6 +186,8 @@ type Options struct {
 	Recovered func(Record) error
 	// Progress is called by Open now and then with the bytes of journal read and to be read.
 	Progress func(done, total int64)
+	// OnCommitted is called when more was committed of what another wrote. It must not block.
+	OnCommitted func(Position)
 }
 
 func (o Options) withDefaults() Options {

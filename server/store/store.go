@@ -105,7 +105,7 @@ type Table interface {
 	Name() string
 	// Apply must not block, must not call the store and must not keep r.Payload. Of a message batch (journal.KindMessages) the
 	// payload is the batch's header only (wire.BatchHeaderBytes), of all other kinds it is whole. r.Durable and r.Epoch
-	// are set only for records that are read again at opening. A record of journal.KindLost stands where records were lost to
+	// are set only for records that are read: at opening, and where a log is followed. A record of journal.KindLost stands where records were lost to
 	// damage: what follows it may contradict what the table knows, and is right. An error says that the record contradicts what the table
 	// knows: the store stops.
 	Apply(r journal.Record) error

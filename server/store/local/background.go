@@ -113,6 +113,10 @@ func (s *Store) run() {
 		s.repairRuns()
 		s.healWanted()
 		s.drop()
+		if due {
+			s.mendAgain()
+		}
+		s.trimFollowed()
 		due = due || !failed && s.due()
 		if due && s.Err() == nil {
 			err := s.Checkpoint()
@@ -121,8 +125,19 @@ func (s *Store) run() {
 				s.opt.Logger.Error("checkpoint failed", "folder", s.folder.dir, "err", err)
 			}
 			tick.Reset(s.opt.CheckpointEvery)
+			s.trimFollowed()
 		}
 		s.merge(failed)
+	}
+}
+
+// trimFollowed trims along with the log that is followed.
+func (s *Store) trimFollowed() {
+	if !s.opt.Follow || s.Err() != nil {
+		return
+	}
+	if err := s.trimAlong(); err != nil && !errors.Is(err, journal.ErrClosed) {
+		s.opt.Logger.Warn("log cannot be trimmed", "folder", s.folder.dir, "err", err) // it is tried again
 	}
 }
 
@@ -130,7 +145,7 @@ func (s *Store) run() {
 func (s *Store) due() bool {
 	s.apply.Lock()
 	defer s.apply.Unlock()
-	return s.apply.since >= s.opt.CheckpointBytes || s.index.TailBytes() > s.opt.IndexTailBytesMax
+	return s.apply.since >= s.opt.CheckpointBytes && !s.apply.hold || s.index.TailBytes() > s.opt.IndexTailBytesMax
 }
 
 // mergeStepBytes is what one step of a merge copies: some milliseconds.
@@ -206,24 +221,39 @@ func (s *Store) checkpoint() error {
 	s.apply.Lock()
 	locked := time.Now()
 	err, since := s.apply.err, s.apply.since
+	if s.opt.Follow && s.lost.any {
+		s.recoverEnds() // where this is opened as a master from this checkpoint, the hole is not met again
+	}
 	h.Position, h.Epoch = s.apply.end, s.apply.epoch
+	held := s.apply.hold
 	dropped := s.takeDroppedLocked()
 	states := b.buf[:0]
 	b.mu.Lock()
 	same := h.Position == b.mu.position && trims == b.trims && !b.rebuilt
 	b.mu.Unlock()
-	if err == nil && !same {
+	if err == nil && !same && !held {
 		for _, t := range s.tables {
 			states = t.Snapshot(states)
 			ends = append(ends, len(states))
 		}
 	}
 	s.apply.Unlock()
-	held := time.Since(locked)
+	took := time.Since(locked)
 	b.buf = states
 	s.dropPartitions(dropped)
-	if err != nil || same {
+	if err != nil || same && !held {
 		return err
+	}
+	if held {
+		if s.index.TailBytes() > s.opt.IndexTailBytesMax {
+			_, err = s.index.Flush(uint64(h.Position))
+		}
+		return err
+	}
+	if s.followed != nil {
+		if err := s.syncFollowed(h.Position); err != nil {
+			return err
+		}
 	}
 
 	_, flushed := s.index.Flush(uint64(h.Position))
@@ -270,7 +300,7 @@ func (s *Store) checkpoint() error {
 		b.mu.older = b.mu.position
 	}
 	b.mu.position, b.mu.size = h.Position, size
-	b.mu.took, b.mu.held = time.Since(begin), held
+	b.mu.took, b.mu.held = time.Since(begin), took
 	b.mu.written++
 	b.mu.bytes += size
 	b.mu.Unlock()

@@ -1,9 +1,11 @@
 package local
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/journal"
@@ -12,14 +14,27 @@ import (
 
 // healing has what was found damaged in the log, and what became of it.
 type healing struct {
+	ctx    context.Context // ends with the store
+	cancel context.CancelFunc
+
 	mu struct {
 		sync.Mutex
 		wanted map[journal.Position]bool // false: there was no damage, and it is not looked at again
 		healed int64
-		lost   int64 // messages in what was healed
+		mended int64 // of these
+		lost   int64 // messages in what was healed and not mended
+		// unmended are those that a copy did not bring again; after is when that is tried next.
+		unmended []journal.Hole
+		after    time.Time
+		wait     time.Duration
 		// messages are how many were found in a hole when it was first asked.
 		messages map[journal.Hole]uint64
 	}
+}
+
+func (h *healing) init() {
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	h.mu.wanted, h.mu.messages = map[journal.Position]bool{}, map[journal.Hole]uint64{}
 }
 
 // heal asks for a look at the damage that a reader found at a position of the log.
@@ -89,14 +104,67 @@ func (s *Store) healAt(at journal.Position) (journal.Hole, error) {
 			continue
 		}
 		n := s.messagesIn(made)
-		s.opt.Logger.Error("messages are lost to damage of the journal", "folder", s.folder.journal, "position", made.From, "to", made.To, "messages", n)
 		h := &s.healing.mu
 		h.Lock()
 		h.healed++
 		h.lost += int64(n)
+		h.unmended = append(h.unmended, made)
 		h.Unlock()
+		if !s.mend(made) {
+			s.opt.Logger.Error("messages are lost to damage of the journal", "folder", s.folder.journal, "position", made.From, "to", made.To, "messages", n)
+		}
 	}
 	return hole, nil
+}
+
+// isHole says whether what a hole was made of is still lost.
+func (s *Store) isHole(h journal.Hole) bool { return slices.Contains(s.log.Holes(), h) }
+
+// mend asks for what is in a hole from a copy; false: it is lost as it was.
+func (s *Store) mend(hole journal.Hole) bool {
+	if s.opt.Mend == nil {
+		return false
+	}
+	if s.isHole(hole) { // else someone else has done it
+		ctx, cancel := context.WithTimeout(s.healing.ctx, mendTimeout)
+		err := s.opt.Mend(ctx, hole.From, hole.To)
+		cancel()
+		if err != nil {
+			s.opt.Logger.Warn("damage of the journal cannot be mended from a copy", "folder", s.folder.journal, "position", hole.From, "to", hole.To, "err", err)
+			return false
+		}
+	}
+	n := int64(s.messagesIn(hole))
+	h := &s.healing.mu
+	h.Lock()
+	defer h.Unlock()
+	if i := slices.Index(h.unmended, hole); i >= 0 {
+		h.unmended = slices.Delete(h.unmended, i, i+1)
+		h.mended++
+		h.lost -= n
+		s.opt.Logger.Info("damage of the journal is mended from a copy", "folder", s.folder.journal, "position", hole.From, "to", hole.To, "messages", n)
+	}
+	return true
+}
+
+// mendAgain tries what could not be mended before, when it is time.
+func (s *Store) mendAgain() {
+	h := &s.healing.mu
+	h.Lock()
+	var list []journal.Hole
+	if now := time.Now(); s.opt.Mend != nil && len(h.unmended) > 0 && !now.Before(h.after) {
+		list = slices.Clone(h.unmended)
+		h.wait = min(max(mendAfter, 2*h.wait), mendAfterMax)
+		h.after = now.Add(h.wait)
+	}
+	h.Unlock()
+	for _, hole := range list {
+		if s.mend(hole) {
+			h.Lock()
+			h.wait = 0
+			h.Unlock()
+		}
+	}
 }
 
 // messagesIn returns how many messages the index has in a hole, or had when it was first asked. What it cannot read is not

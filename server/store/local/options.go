@@ -1,6 +1,7 @@
 package local
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -9,6 +10,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/replica"
 	"github.com/jmqio/jmq/server/store"
 )
@@ -61,6 +63,13 @@ type Options struct {
 	// Progress is told how far recovery has read, in bytes of journal; nil: nobody.
 	Progress func(done, total int64)
 
+	// Follow: the log follows another's (a FollowedLog, as replica.Slave is). The store applies what that commits as it comes, see Applied
+	// and WaitApplied, and takes no appends: their errors are the log's.
+	Follow bool
+	// Mend brings what a hole of the log, which damage has just left, had in it, from a copy: nil when it is there again. It is called
+	// before the hole's messages are counted as lost, and again later as long as it fails; nil: there is no copy.
+	Mend func(ctx context.Context, from, to journal.Position) error
+
 	// OpenLog opens the log; nil: a journal that is replicated nowhere.
 	OpenLog func(LogOptions) (Log, error)
 	// OpenIndex makes the index, empty; nil: index.Open.
@@ -95,7 +104,7 @@ func (o Options) withDefaults() Options {
 	if o.AfterCommit == nil {
 		o.AfterCommit = func() {}
 	}
-	if o.OpenLog == nil {
+	if o.OpenLog == nil && !o.Follow {
 		o.OpenLog = func(lo LogOptions) (Log, error) {
 			l, err := replica.OpenSolo(lo)
 			if err != nil {
@@ -113,6 +122,9 @@ func (o Options) withDefaults() Options {
 func (o *Options) validate() error {
 	if o.Dir == "" {
 		return errors.New("store: no folder")
+	}
+	if o.Follow && o.OpenLog == nil {
+		return errors.New("store: no log is given to follow with")
 	}
 	if o.CheckpointBytes < 0 || o.CheckpointEvery < 0 {
 		return fmt.Errorf("store: checkpoint after %d bytes or %v: must not be negative", o.CheckpointBytes, o.CheckpointEvery)

@@ -28,7 +28,8 @@ func Open(opt Options) (*Store, error) {
 	s.byID.Store(new([]*topicState))
 	s.add = s.gathered
 	s.background.init()
-	s.healing.mu.wanted, s.healing.mu.messages = map[journal.Position]bool{}, map[journal.Hole]uint64{}
+	s.healing.init()
+	s.following.init()
 	s.index = opt.OpenIndex(index.Options{
 		FS: opt.FS, Dir: f.index, StoreID: f.storeID, FilesOpenMax: opt.IndexFilesOpenMax,
 		FlushBytes: opt.IndexFlushBytes, TailBytesMax: opt.IndexTailBytesMax, RunBytesMax: opt.IndexRunBytesMax,
@@ -43,6 +44,9 @@ func Open(opt Options) (*Store, error) {
 		return nil, err
 	}
 	s.started.Store(true)
+	if opt.Follow {
+		s.startFollowing()
+	}
 	go s.run()
 	s.startVerifier()
 	if s.due() {
@@ -69,10 +73,17 @@ func (s *Store) recover() error {
 		IdleAfter: s.opt.IdleAfter, Start: start, StartEpoch: s.apply.epoch, Term: s.opt.Term,
 		Now: s.opt.Now, Logger: s.opt.Logger, Progress: s.opt.Progress,
 		BeforeCommit: s.beforeCommit, AfterCommit: s.afterCommit,
-		Recovered: func(rec journal.Record) error { return s.recovered(&rec, &in) },
+		Recovered:   func(rec journal.Record) error { return s.recovered(&rec, &in) },
+		OnCommitted: s.following.committed,
 	})
 	if err != nil {
 		return fmt.Errorf("store: open the log of %s: %w", s.folder.dir, err)
+	}
+	if s.opt.Follow {
+		var ok bool
+		if s.followed, ok = s.log.(FollowedLog); !ok {
+			return fmt.Errorf("store: the log of %s does not follow another", s.folder.dir)
+		}
 	}
 	if begin := s.log.Begin(); begin > start {
 		return s.refuse(found, begin)
@@ -103,7 +114,9 @@ func (s *Store) recover() error {
 	}
 
 	if s.lost.any {
+		s.apply.Lock()
 		s.recoverEnds()
+		s.apply.Unlock()
 		s.opt.Logger.Error("records of the journal were lost to damage", "folder", s.folder.journal, "position", s.lost.last, "messages", s.lost.messages)
 	}
 	for _, t := range *s.byID.Load() {
@@ -260,13 +273,19 @@ func (s *Store) recovered(rec *journal.Record, in *batchReader) error {
 	if rec.Position < s.apply.end {
 		return nil // what the checkpoint has
 	}
+	live := s.started.Load() // it follows
 	if rec.Position > s.apply.end {
+		if live {
+			return fmt.Errorf("store: the log of %s has nothing between positions %d and %d", s.folder.dir, s.apply.end, rec.Position)
+		}
 		return s.refuse(s.background.mu.position != 0, rec.Position)
 	}
 	if rec.Kind != journal.KindMessages {
 		if rec.Kind == journal.KindLost {
+			s.apply.Lock()
 			s.lost.any, s.lost.last = true, rec.Position
 			s.lost.bytes += len(rec.Payload)
+			s.apply.Unlock()
 		}
 		return s.applyRecord(rec, len(rec.Payload), nil, 0, nil)
 	}
@@ -274,23 +293,26 @@ func (s *Store) recovered(rec *journal.Record, in *batchReader) error {
 	if err != nil {
 		return err
 	}
-	pt, err := s.part(p)
-	if err != nil && s.lost.any {
-		if err := s.recoverPartition(p, wire.Batch(rec.Payload).Namespace()); err != nil {
+	if s.lost.any {
+		if err := s.recoverLost(p, first, wire.Batch(rec.Payload).Namespace()); err != nil {
 			return fmt.Errorf("record at position %d: %w", rec.Position, err)
 		}
-		pt, err = s.part(p)
 	}
+	pt, err := s.part(p)
 	if err != nil {
 		return fmt.Errorf("record at position %d: %w", rec.Position, err)
-	}
-	if s.lost.any {
-		s.appendLost(p, first)
 	}
 	size := len(rec.Payload)
 	rec.Payload = rec.Payload[:wire.BatchHeaderBytes]
 	if err := s.applyRecord(rec, size, pt, first, batch); err != nil {
 		return err
+	}
+	if live {
+		if !pt.grown {
+			pt.grown = true
+			s.grown = append(s.grown, pt)
+		}
+		return nil
 	}
 	if s.index.TailBytes() > s.opt.IndexTailBytesMax && s.apply.end >= s.flushAt {
 		s.flushAt = s.apply.end + 16<<20
@@ -302,7 +324,20 @@ func (s *Store) recovered(rec *journal.Record, in *batchReader) error {
 	return nil
 }
 
-// appendLost marks the messages from a partition's end up to index to as lost: their records were in a hole of the log.
+// recoverLost sees that what records of a hole said of a partition does not keep the batch of index first out.
+func (s *Store) recoverLost(p store.Partition, first index.Index, namespace uint32) error {
+	s.apply.Lock()
+	defer s.apply.Unlock()
+	if _, err := s.part(p); err != nil {
+		if err := s.recoverPartition(p, namespace); err != nil {
+			return err
+		}
+	}
+	s.appendLost(p, first)
+	return nil
+}
+
+// appendLost marks the messages from a partition's end up to index to as lost: their records were in a hole of the log. s.apply is held.
 func (s *Store) appendLost(p store.Partition, to index.Index) {
 	if _, end := s.index.Bounds(keyOf(p)); end < to {
 		s.lost.messages += int64(to - end)
@@ -311,7 +346,7 @@ func (s *Store) appendLost(p store.Partition, to index.Index) {
 }
 
 // recoverEnds raises the ends of partitions whose last messages were lost to where the tables know that there were some: an
-// index that was given out is not given out again.
+// index that was given out is not given out again. s.apply is held.
 func (s *Store) recoverEnds() {
 	for _, t := range s.tables {
 		if w, ok := t.(store.Witness); ok {

@@ -42,6 +42,15 @@ type Log interface {
 	Close() error
 }
 
+// FollowedLog is a Log that follows another's: its records come from there, and OnCommitted tells how far they are committed. What is
+// committed need not be synced here.
+type FollowedLog interface {
+	Log
+	// Synced is up to where everything is on the disk, and Sync moves it to the end.
+	Synced() journal.Position
+	Sync() error
+}
+
 // LogOptions is what the store gives to a log that it opens: where, from which position on, and the callbacks. A log calls
 // Recovered with committed records only.
 type LogOptions = journal.Options

@@ -26,8 +26,11 @@
 // Read. Where recovery meets a hole it goes on with what follows: indexes, topics and incarnations that were given out are
 // not given out again.
 //
-// Goroutines: two per store, for checkpoints, the index and repairs (background.go), and for verification (verify.go); Close
-// waits for both.
+// Following: the log of a slave follows its master's (Options.Follow). The store then takes no appends; it applies what the log
+// commits as recovery would, some milliseconds later (follow.go), and what it does with what is applied it does as ever.
+//
+// Goroutines: two per store, for checkpoints, the index and repairs (background.go), and for verification (verify.go), and a third one
+// for following (follow.go); Close waits for all.
 //
 // Lock order: reclaiming.work, background.work, then apply; order and apply are never held together; under each the log's and the
 // index's own.
@@ -55,6 +58,8 @@ type Store struct {
 	folder *folder
 	log    Log
 	index  Index
+	// followed is the log when Options.Follow is set, else nil.
+	followed FollowedLog
 
 	topics *store.Topics
 	tables []store.Table // topics first
@@ -80,6 +85,7 @@ type Store struct {
 		epoch journal.Epoch    // of the last record applied
 		since int64            // bytes of journal since the last checkpoint
 		err   error            // a record could not be applied: none is after it
+		hold  bool             // no checkpoint is written
 		// dropped are partitions of deleted topics that the index still has.
 		dropped []index.Key
 	}
@@ -99,8 +105,9 @@ type Store struct {
 	healing    healing
 	verifier   verifier
 	reclaiming reclaiming
+	following  following // when Options.Follow is set
 
-	// lost is what recovery met of holes in the log.
+	// lost is what recovery, or following, met of holes in the log. Guarded by apply; who applies reads any without it.
 	lost struct {
 		any      bool
 		last     journal.Position
@@ -243,7 +250,8 @@ type Metrics struct {
 
 	Holes            int   // in the log, left by damage
 	Healed           int64 // of them since the start, not counting what opening found
-	LostMessages     int64 // found lost since the start, at opening too
+	Mended           int64 // of these, brought again from a copy
+	LostMessages     int64 // found lost since the start, at opening too, and not brought again
 	VerifiedBytes    int64 // of segments read again in the background
 	VerifiedSegments int64
 	ReclaimedBytes   int64 // of segments that were freed
@@ -255,13 +263,14 @@ type Metrics struct {
 func (s *Store) Metrics() Metrics {
 	m := Metrics{Journal: s.log.Metrics(), Index: s.index.Metrics(), Topics: s.topics.Len()}
 	s.apply.Lock()
-	m.Applied = s.apply.end
+	m.Applied, m.LostMessages = s.apply.end, s.lost.messages
 	s.apply.Unlock()
 	s.background.metrics(&m)
 	m.Holes = len(s.log.Holes())
 	h := &s.healing.mu
 	h.Lock()
-	m.Healed, m.LostMessages = h.healed, h.lost+s.lost.messages
+	m.Healed, m.Mended = h.healed, h.mended
+	m.LostMessages += h.lost
 	h.Unlock()
 	v := &s.verifier.mu
 	v.Lock()
@@ -284,6 +293,10 @@ func (s *Store) shut() error {
 	s.order.Lock()
 	s.order.closed = true
 	s.order.Unlock()
+	s.healing.cancel()
+	if s.opt.Follow {
+		s.following.stop() // the checkpoint is of what is applied now
+	}
 	s.verifier.stop()
 	s.background.stop()
 	errs := []error{s.log.Close()} // commits what it holds, and calls back
