@@ -1,95 +1,68 @@
 package server
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"sync/atomic"
 	"time"
 
-	"github.com/jmqio/jmq/server/broker"
 	"github.com/jmqio/jmq/server/listener"
-	"github.com/jmqio/jmq/server/offset"
-	"github.com/jmqio/jmq/server/retention"
-	"github.com/jmqio/jmq/server/store"
-	"github.com/jmqio/jmq/server/store/local"
 	"github.com/jmqio/jmq/wire"
 )
 
-// brokerRole is the broker with all that it stands on.
+// brokerRole is the broker of this process: the facade that clients reach, and the engine that is open now.
 type brokerRole struct {
-	s      *Server
-	broker *broker.Broker
-	store  *local.Store
-	keeper atomic.Pointer[retention.Keeper]
+	s       *Server
+	flusher *listener.Flusher
+	facade  *facade
+	engine  atomic.Pointer[engine] // that is open; nil: none is
 }
 
-// openBroker opens the store and starts the broker and its retention. Nobody reaches it yet.
-func (s *Server) openBroker(flusher *listener.Flusher) (*brokerRole, error) {
-	b := &s.config.Broker
-	role := &brokerRole{s: s}
-	offsets := offset.NewTable()
-	role.broker = broker.New(broker.Options{
-		Offsets: offsets, BrokerGroup: b.BrokerGroup, AckTimeout: b.Dispatch.AckTimeout, Grace: graceOf(b.Dispatch.DisconnectGrace),
-		Metadata: s.followsMetadata(), Route: s.route,
-		Flush: flusher.Flush, Logger: s.log, Now: s.config.Now,
-		Abandoned: func(g offset.GroupID, t offset.Topic) bool {
-			k := role.keeper.Load()
-			return k != nil && k.Abandoned(g, t)
-		},
-		Retention: store.Settings{RetentionAge: b.Retention.Age, RetentionBytes: b.Retention.Bytes},
-		Usage: func(ctx context.Context, r *wire.StoreUsageRequest) (*wire.StoreUsageResponse, error) {
-			return role.keeper.Load().Usage(ctx, r)
-		},
-	})
-	var err error
-	role.store, err = local.Open(local.Options{
-		FS: s.config.FS, Dir: s.dir, JournalDir: b.Journal.Folder, IndexDir: b.Index.Folder, Tables: []store.Table{offsets}, Gather: role.broker.Gather, AfterCommit: func() {
-			flusher.Flush()
-			if k := role.keeper.Load(); k != nil {
-				k.Grew()
-			}
-		},
-		VerifyBytesPerSecond: verifyRate(b.Journal.VerifyBytesPerSecond), SegmentBytesMax: b.Journal.SegmentBytesMax,
-		CommitBytesMax: b.Journal.CommitBytesMax, QueueBytesMax: b.Journal.QueueBytesMax,
-		IndexFilesOpenMax: b.Index.FilesOpenMax, CheckpointBytes: b.Store.CheckpointBytes, CheckpointEvery: b.Store.CheckpointEvery,
-		Now: s.config.Now, Logger: s.log, Progress: s.progress,
-	})
-	if err != nil {
-		role.broker.Close()
-		return nil, FolderError(s.dir, err)
-	}
-	role.broker.Start(role.store)
-	k, err := s.keep(role, offsets)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("start retention: %w", err), role.close())
-	}
-	role.keeper.Store(k)
-	return role, nil
+// newBroker returns the role, without an engine.
+func (s *Server) newBroker(flusher *listener.Flusher) *brokerRole {
+	r := &brokerRole{s: s, flusher: flusher}
+	r.facade = &facade{role: r}
+	r.facade.mu.peers = map[*wire.Peer]struct{}{}
+	return r
 }
 
-// close stops all of it, what nothing else stands on first.
+// openAlone opens the engine of a broker that is replicated nowhere.
+func (r *brokerRole) openAlone() error {
+	e, err := r.openEngine(nil)
+	if err != nil {
+		return err
+	}
+	r.engine.Store(e)
+	r.facade.put(e)
+	return nil
+}
+
+// close stops all of it.
 func (r *brokerRole) close() error {
-	if k := r.keeper.Load(); k != nil {
-		k.Close()
-	}
-	r.broker.Close()
-	if err := r.store.Close(); err != nil {
-		return fmt.Errorf("close data folder %s: %w", r.s.dir, err)
+	r.facade.put(nil)
+	if e := r.engine.Swap(nil); e != nil {
+		return e.close()
 	}
 	return nil
 }
 
+// notMaster is the answer to who asks for what only a master does.
+func (r *brokerRole) notMaster() error {
+	return wire.Errorf(wire.CodeStopping, "the broker is being stopped")
+}
+
+// epoch is that of the journal, 0 while nothing is appended to it.
+func (r *brokerRole) epoch() uint64 {
+	if e := r.facade.now.Load(); e != nil {
+		return uint64(e.store.Epoch())
+	}
+	return 0
+}
+
 // condition says why sends are refused, "" while they are taken, and why the store stopped or is gone, nil while it is well.
 func (r *brokerRole) condition() (refusing string, failed error) {
-	failed = r.store.Err()
-	if k := r.keeper.Load(); k != nil {
-		if gone := k.Gone(); failed == nil && gone != "" {
-			failed = errors.New(gone)
-		}
-		refusing = k.Refusing()
+	if e := r.engine.Load(); e != nil {
+		return e.condition()
 	}
-	return refusing, failed
+	return "", nil
 }
 
 // graceOf turns the configuration's 0, no grace, into the broker's word for it.

@@ -2,6 +2,7 @@ package server
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -39,6 +40,8 @@ type Config struct {
 	Version  string           `yaml:"-"` // of the binary, for jmq_build_info
 	// Progress is told while the journal is recovered: bytes read, bytes to read. nil: nobody.
 	Progress func(done, total int64) `yaml:"-"`
+	// Dial wraps how this node connects to other nodes. nil: as it is.
+	Dial func(dial func(ctx context.Context, address string) (net.Conn, error)) func(ctx context.Context, address string) (net.Conn, error) `yaml:"-"`
 }
 
 // NodeConfig is what all roles of a process share: its name, its ports, and who may connect.
@@ -89,6 +92,7 @@ type RegistryConfig struct {
 // BrokerConfig is the broker's part.
 type BrokerConfig struct {
 	BrokerGroup string          `yaml:"brokerGroup" help:"broker group that this broker belongs to"`
+	Slave       bool            `yaml:"slave" help:"never become the first master of the broker group by itself; whoever is master, all other brokers of the group are its slaves"`
 	Data        string          `yaml:"data" help:"folder of the journal, the index and the checkpoints"`
 	Journal     JournalConfig   `yaml:"journal"`
 	Store       StoreConfig     `yaml:"store"`
@@ -96,6 +100,19 @@ type BrokerConfig struct {
 	Retention   RetentionConfig `yaml:"retention"`
 	Disk        DiskConfig      `yaml:"disk"`
 	Dispatch    DispatchConfig  `yaml:"dispatch"`
+
+	Replication ReplicationConfig `yaml:"replication"`
+}
+
+// ReplicationConfig says how a master keeps its slaves.
+type ReplicationConfig struct {
+	KeepAlive    time.Duration `yaml:"keepAlive" help:"a master that has nothing to send to a slave says so this often"`
+	LeaveAfter   time.Duration `yaml:"leaveAfter" help:"a slave that has not acknowledged bytes for so long is waited for no longer: it is out of sync"`
+	LeaveBytes   int64         `yaml:"leaveBytes" help:"nor is one that is so many bytes behind"`
+	JoinAfter    time.Duration `yaml:"joinAfter" help:"a slave that has kept up for so long is in sync; longer while it comes and goes"`
+	CompareEvery time.Duration `yaml:"compareEvery" help:"how often a slave compares its journal with the master's by checksums; 0: not at all"`
+
+	CatchUpBytesPerSecond int64 `yaml:"catchUpBytesPerSecond" help:"most that a slave which is behind is sent; 0: as much as the master has to spare"`
 }
 
 // ListenConfig is one listening socket.
@@ -191,6 +208,9 @@ func DefaultConfig() Config {
 			Retention:   RetentionConfig{Age: 7 * 24 * time.Hour, AbandonedAfter: 30 * 24 * time.Hour, Every: 10 * time.Second},
 			Disk:        DiskConfig{WarnPercent: 75, EarlyDeletePercent: 80, RefusePercent: 90},
 			Dispatch:    DispatchConfig{AckTimeout: 5 * time.Minute, DisconnectGrace: 10 * time.Second},
+			Replication: ReplicationConfig{
+				KeepAlive: 100 * time.Millisecond, LeaveAfter: 800 * time.Millisecond, LeaveBytes: 64 << 20, JoinAfter: 5 * time.Second, CompareEvery: 10 * time.Minute,
+			},
 		},
 		Log: LogConfig{Level: "info", Format: "text"},
 	}
@@ -349,6 +369,15 @@ func (c *Config) Validate() error {
 	between(bad, "node.listener.keepAlive", n.Listener.KeepAlive, 100*time.Millisecond, 10*time.Minute)
 	between(bad, "broker.dispatch.ackTimeout", b.Dispatch.AckTimeout, time.Second, 24*time.Hour)
 	between(bad, "broker.dispatch.disconnectGrace", b.Dispatch.DisconnectGrace, 0, time.Hour)
+	between(bad, "broker.replication.keepAlive", b.Replication.KeepAlive, 10*time.Millisecond, time.Second)
+	between(bad, "broker.replication.leaveAfter", b.Replication.LeaveAfter, 2*b.Replication.KeepAlive, time.Minute)
+	between(bad, "broker.replication.leaveBytes", b.Replication.LeaveBytes, 1<<20, 1<<40)
+	between(bad, "broker.replication.joinAfter", b.Replication.JoinAfter, 0, time.Hour)
+	between(bad, "broker.replication.compareEvery", b.Replication.CompareEvery, 0, 30*24*time.Hour)
+	between(bad, "broker.replication.catchUpBytesPerSecond", b.Replication.CatchUpBytesPerSecond, 0, 1<<40)
+	if b.Slave && len(n.Registry.Addresses) == 0 && !slices.Contains(c.Roles, RoleRegistry) && len(c.Roles) > 0 {
+		bad("broker.slave", b.Slave, "needs a registry, which says who is master: name its nodes with node.registry.addresses")
+	}
 	between(bad, "node.stopTimeout", n.StopTimeout, 0, time.Hour)
 	oneOf := func(key, v string, of ...string) {
 		if !slices.Contains(of, v) {

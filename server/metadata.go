@@ -202,7 +202,11 @@ func (md *metadata) onSnapshot(snapshot *meta.Snapshot) {
 }
 
 func (md *metadata) apply(ctx context.Context, snapshot *meta.Snapshot) error {
-	err := md.b.broker.Apply(ctx, snapshot)
+	e := md.b.engine.Load()
+	if e == nil {
+		return nil // the next one is given what is known before it serves
+	}
+	err := e.broker.Apply(ctx, snapshot)
 	if err != nil && !errors.Is(ctx.Err(), context.Canceled) && md.known.Load() == snapshot {
 		md.s.log.Warn("the broker does not follow the metadata yet, trying on", "version", snapshot.Version, "err", err)
 	}

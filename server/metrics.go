@@ -177,7 +177,11 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	if b == nil || sockets == nil {
 		return
 	}
-	m := b.broker.Metrics()
+	e := b.engine.Load()
+	if e == nil {
+		return
+	}
+	m := e.broker.Metrics()
 	counter(descBytesIn, float64(m.BytesIn))
 	counter(descBatchesIn, float64(m.BatchesIn))
 	counter(descMessagesOut, float64(m.MessagesOut))
@@ -215,7 +219,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		gauge(descKept, float64(m.Metadata.TopicsUnknown))
 	}
 
-	sm := b.store.Metrics()
+	sm := e.store.Metrics()
 	j := sm.Journal
 	out <- prometheus.MustNewConstSummary(descSyncs, uint64(j.Syncs), j.SyncTime.Seconds(), nil)
 	counter(descCommits, float64(j.Commits))
@@ -245,11 +249,11 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	counter(descCheckErrors, float64(sm.CheckpointErrors))
 	gauge(descBehind, float64(sm.Applied-min(sm.Applied, sm.Checkpoint)))
 	gauge(descIndexFiles, float64(sm.Index.FilesOpen))
-	gauge(descFailed, oneIf(b.store.Err() != nil))
+	gauge(descFailed, oneIf(e.store.Err() != nil))
 
-	collectRetention(b.keeper.Load().Metrics(), counter, gauge)
+	collectRetention(e.keeper.Load().Metrics(), counter, gauge)
 
-	gauge(descLeftOut, float64(collectTopics(b.broker, b.store, namespacesOf(md), c.s.config.Now(), counter, gauge)))
+	gauge(descLeftOut, float64(collectTopics(e.broker, e.store, namespacesOf(md), c.s.config.Now(), counter, gauge)))
 }
 
 // collectSockets renders the wire port.

@@ -10,12 +10,12 @@ import (
 const stateName = "RETENTION"
 
 // keep starts what keeps the store within its bounds.
-func (s *Server) keep(role *brokerRole, offsets *offset.Table) (*retention.Keeper, error) {
+func (s *Server) keep(e *engine, offsets *offset.Table) (*retention.Keeper, error) {
 	b := &s.config.Broker
 	vf := s.config.FS
 	return retention.Start(retention.Options{
-		Store: role.store, Groups: func(t offset.Topic) []retention.Group { return groupsOf(role.broker, offsets, t) },
-		SetWritable: role.broker.SetWritable, End: role.store.Committed,
+		Store: e.store, Groups: func(t offset.Topic) []retention.Group { return groupsOf(e.broker, offsets, t) },
+		SetWritable: e.broker.SetWritable, End: e.store.Committed,
 		FS: vf, StateFile: vf.PathJoin(s.dir, stateName),
 		Folders: []retention.Folder{
 			{What: "journal", Path: s.folder(b.Journal.Folder, "journal"), Also: vf.PathJoin(s.dir, "STORE")},

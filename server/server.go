@@ -34,6 +34,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/listener"
 	"github.com/jmqio/jmq/server/store/local"
 	"github.com/jmqio/jmq/wire"
@@ -164,14 +165,15 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	var b *brokerRole
 	if s.has(RoleBroker) {
 		s.setState(stateRecovering, "version", s.config.Version, "brokerGroup", s.config.Broker.BrokerGroup, "folder", s.dir)
-		if b, err = s.openBroker(flusher); err != nil {
+		b = s.newBroker(flusher)
+		defer func() { err = errors.Join(err, b.close()) }()
+		if err = b.openAlone(); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, b.close()) }()
 		s.broker.Store(b)
-		services.Broker, services.Admin = b.broker, b.broker
-		options.BrokerGroup, options.Epoch = s.config.Broker.BrokerGroup, func() uint64 { return uint64(b.store.Epoch()) }
-		options.OnOpen, options.OnClose = b.broker.Attach, b.broker.Detach
+		services.Broker, services.Admin = b.facade, b.facade
+		options.BrokerGroup, options.Epoch = s.config.Broker.BrokerGroup, b.epoch
+		options.OnOpen, options.OnClose = b.facade.Attach, b.facade.Detach
 	}
 	wireListener, err := s.listen(ctx, "node.wire.listen", n.Wire.Listen, n.Authenticates())
 	if err != nil {
@@ -197,9 +199,9 @@ func (s *Server) Run(ctx context.Context) (err error) {
 		services.Registry = md.registry()
 		switch {
 		case md.node == nil:
-			services.Admin = topicsElsewhere{b.broker, md.follower}
+			services.Admin = topicsElsewhere{b.facade, md.follower}
 		case b != nil:
-			services.Admin = topicsAtRegistry{Admin: b.broker, node: md.node}
+			services.Admin = topicsAtRegistry{Admin: b.facade, node: md.node}
 		default:
 			services.Admin = md.node
 		}
@@ -227,7 +229,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 
 	facts := []any{"roles", s.config.Roles, "wire", s.wireAddress, "admin", s.adminAddress, "took", time.Since(begun).Round(time.Millisecond)}
 	if b != nil {
-		facts = append(facts, "epoch", b.store.Epoch().String())
+		facts = append(facts, "epoch", journal.Epoch(b.epoch()).String())
 	}
 	s.setState(stateServing, facts...)
 	close(s.ready)

@@ -1,0 +1,100 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/jmqio/jmq/server/broker"
+	"github.com/jmqio/jmq/server/offset"
+	"github.com/jmqio/jmq/server/retention"
+	"github.com/jmqio/jmq/server/store"
+	"github.com/jmqio/jmq/server/store/local"
+	"github.com/jmqio/jmq/wire"
+)
+
+// engine is an open store with the broker and the retention that stand on it, from one opening of the store to the next.
+type engine struct {
+	role       *brokerRole
+	broker     *broker.Broker
+	store      *local.Store
+	keeper     atomic.Pointer[retention.Keeper]
+	unattached map[*wire.Peer]struct{} // facade.mu's: peers that the broker did not let in
+}
+
+// openEngine opens the store and starts the broker and its retention. Nobody reaches it yet.
+func (r *brokerRole) openEngine(log func(local.LogOptions) (local.Log, error)) (*engine, error) {
+	s, b := r.s, &r.s.config.Broker
+	e := &engine{role: r, unattached: map[*wire.Peer]struct{}{}}
+	offsets := offset.NewTable()
+	e.broker = broker.New(broker.Options{
+		Offsets: offsets, BrokerGroup: b.BrokerGroup, AckTimeout: b.Dispatch.AckTimeout, Grace: graceOf(b.Dispatch.DisconnectGrace),
+		Metadata: s.followsMetadata(), Route: s.route,
+		Flush: r.flusher.Flush, Logger: s.log, Now: s.config.Now,
+		Abandoned: func(g offset.GroupID, t offset.Topic) bool {
+			k := e.keeper.Load()
+			return k != nil && k.Abandoned(g, t)
+		},
+		Retention: store.Settings{RetentionAge: b.Retention.Age, RetentionBytes: b.Retention.Bytes},
+		Usage: func(ctx context.Context, r *wire.StoreUsageRequest) (*wire.StoreUsageResponse, error) {
+			return e.keeper.Load().Usage(ctx, r)
+		},
+	})
+	o := r.storeOptions()
+	o.Tables, o.Gather, o.OpenLog = []store.Table{offsets}, e.broker.Gather, log
+	o.AfterCommit = func() {
+		r.flusher.Flush()
+		if k := e.keeper.Load(); k != nil {
+			k.Grew()
+		}
+	}
+	var err error
+	if e.store, err = local.Open(o); err != nil {
+		e.broker.Close()
+		return nil, FolderError(s.dir, err)
+	}
+	e.broker.Start(e.store)
+	k, err := s.keep(e, offsets)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start retention: %w", err), e.close())
+	}
+	e.keeper.Store(k)
+	return e, nil
+}
+
+// storeOptions are those of every opening.
+func (r *brokerRole) storeOptions() local.Options {
+	s, b := r.s, &r.s.config.Broker
+	return local.Options{
+		FS: s.config.FS, Dir: s.dir, JournalDir: b.Journal.Folder, IndexDir: b.Index.Folder,
+		VerifyBytesPerSecond: verifyRate(b.Journal.VerifyBytesPerSecond), SegmentBytesMax: b.Journal.SegmentBytesMax,
+		CommitBytesMax: b.Journal.CommitBytesMax, QueueBytesMax: b.Journal.QueueBytesMax,
+		IndexFilesOpenMax: b.Index.FilesOpenMax, CheckpointBytes: b.Store.CheckpointBytes, CheckpointEvery: b.Store.CheckpointEvery,
+		Now: s.config.Now, Logger: s.log, Progress: s.progress,
+	}
+}
+
+// close stops all of it, what nothing else stands on first.
+func (e *engine) close() error {
+	if k := e.keeper.Load(); k != nil {
+		k.Close()
+	}
+	e.broker.Close()
+	if err := e.store.Close(); err != nil {
+		return fmt.Errorf("close data folder %s: %w", e.role.s.dir, err)
+	}
+	return nil
+}
+
+// condition says why sends are refused, "" while they are taken, and why the store stopped or is gone, nil while it is well.
+func (e *engine) condition() (refusing string, failed error) {
+	failed = e.store.Err()
+	if k := e.keeper.Load(); k != nil {
+		if gone := k.Gone(); failed == nil && gone != "" {
+			failed = errors.New(gone)
+		}
+		refusing = k.Refusing()
+	}
+	return refusing, failed
+}
