@@ -1,6 +1,19 @@
 package replica
 
 import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/jmqio/jmq/server/term"
@@ -25,20 +38,178 @@ type State struct {
 	Serving int64 `json:"serving,omitempty"`
 }
 
-// StateFile keeps a State: replaced as a whole, checksummed, synced before Update returns.
+// Format of the file REPLICA: three lines, "jmq replica VERSION", the state as JSON, and the crc32c of both in hex.
+const (
+	stateVersion  = 1
+	stateName     = "REPLICA"
+	stateFirst    = "jmq replica "
+	stateBytesMax = 1 << 20
+)
+
+var (
+	// ErrState: the file REPLICA is damaged. What this broker promised and what it may rely on is not known any more.
+	ErrState = errors.New("replica: the file REPLICA is damaged")
+	// ErrStateVersion: the file REPLICA was written by a newer version.
+	ErrStateVersion = errors.New("replica: the file REPLICA is of a newer version")
+)
+
+// StateFile keeps a State: replaced as a whole, checksummed, synced before Update returns. Safe for concurrent use.
 type StateFile struct {
 	fs  vfs.FS
 	dir string
+	mu  struct {
+		sync.Mutex // held while the file is written: its purpose is to order that
+		state      State
+		failed     error // of a write: what is on the disk is not known
+	}
 }
 
 // OpenState reads dir's state, or begins one. machine is the system's boot id, empty where it cannot be known: each start is then
 // another boot unless the stop before was clean. A damaged file is an error: what was promised is not known any more.
+//
+// The mark of a clean stop is gone, synced, when it returns (rule CleanMarkCleared).
 func OpenState(fs vfs.FS, dir, machine string) (*StateFile, error) {
-	panic("replica: not built yet")
+	f := &StateFile{fs: fs, dir: dir}
+	s, err := readState(fs, fs.PathJoin(dir, stateName))
+	if err != nil {
+		return nil, err
+	}
+	f.mu.state = s
+	err = f.Update(func(s *State) {
+		if s.Boot == "" || !s.Clean && (machine == "" || s.Machine != machine) {
+			s.Boot = newBoot()
+		}
+		s.Machine, s.Clean = machine, false
+	})
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+func newBoot() string {
+	var b [8]byte
+	rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
 }
 
 // Get returns the state as it is.
-func (f *StateFile) Get() State { panic("replica: not built yet") }
+func (f *StateFile) Get() State {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.mu.state.clone()
+}
 
-// Update changes the state; when it returns nil the change is on disk. An error leaves it as it was.
-func (f *StateFile) Update(change func(*State)) error { panic("replica: not built yet") }
+func (s State) clone() State {
+	s.Set = slices.Clone(s.Set)
+	return s
+}
+
+// Update changes the state; when it returns nil the change is on disk. An error leaves Get as it was, and ends the file: what is on the
+// disk is either of both, so that later changes get the same error.
+func (f *StateFile) Update(change func(*State)) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.mu.failed != nil {
+		return f.mu.failed
+	}
+	next := f.mu.state.clone()
+	change(&next)
+	if err := writeState(f.fs, f.dir, next); err != nil {
+		f.mu.failed = fmt.Errorf("replica: write the state of the broker: %w", err)
+		return f.mu.failed
+	}
+	f.mu.state = next
+	return nil
+}
+
+// NewBoot ends what others may rely on of what this broker has not synced: a sync failed, or its store is another
+// (rule SyncFailureEndsMembership).
+func (f *StateFile) NewBoot() (string, error) {
+	boot := newBoot()
+	return boot, f.Update(func(s *State) { s.Boot, s.Clean = boot, false })
+}
+
+// CleanStop marks that everything is synced and the broker ends: whatever happens to the machine, nothing of it is lost.
+func (f *StateFile) CleanStop() error { return f.Update(func(s *State) { s.Clean = true }) }
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func readState(fsys vfs.FS, path string) (s State, err error) {
+	b, err := readFile(fsys, path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return State{}, nil
+	}
+	if err != nil {
+		return State{}, fmt.Errorf("replica: read the state of the broker: %w", err)
+	}
+	damaged := func(why string) (State, error) { return State{}, fmt.Errorf("%w: %s: %s", ErrState, path, why) }
+	end := strings.LastIndexByte(strings.TrimSuffix(string(b), "\n"), '\n') + 1
+	first, body, ok := strings.Cut(string(b[:end]), "\n")
+	if !ok || !strings.HasPrefix(first, stateFirst) {
+		return damaged("it does not begin as it should")
+	}
+	if sum, err := strconv.ParseUint(strings.TrimSuffix(string(b[end:]), "\n"), 16, 32); err != nil || uint32(sum) != crc32.Checksum(b[:end], castagnoli) {
+		return damaged("its checksum is wrong")
+	}
+	switch v, err := strconv.Atoi(first[len(stateFirst):]); {
+	case err != nil:
+		return damaged("it has no version")
+	case v > stateVersion:
+		return State{}, fmt.Errorf("%w: %s is of version %d, this one reads %d", ErrStateVersion, path, v, stateVersion)
+	}
+	if err := json.Unmarshal([]byte(body), &s); err != nil {
+		return damaged(err.Error())
+	}
+	return s, nil
+}
+
+func readFile(fsys vfs.FS, path string) ([]byte, error) {
+	f, err := fsys.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, stateBytesMax+1))
+	if err == nil && len(b) > stateBytesMax {
+		err = fmt.Errorf("%w: %s is larger than %d bytes", ErrState, path, stateBytesMax)
+	}
+	return b, err
+}
+
+// writeState replaces the file: a new one beside it, synced, renamed over it, and the folder synced.
+func writeState(fsys vfs.FS, dir string, s State) error {
+	body, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	b := fmt.Appendf(nil, "%s%d\n%s\n", stateFirst, stateVersion, body)
+	b = fmt.Appendf(b, "%08x\n", crc32.Checksum(b, castagnoli))
+	path := fsys.PathJoin(dir, stateName)
+	f, err := fsys.Create(path+".new", vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(b, 0)
+	if err == nil {
+		err = f.Sync()
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = fsys.Rename(path+".new", path)
+	}
+	if err != nil {
+		return err
+	}
+	d, err := fsys.OpenDir(dir)
+	if err != nil {
+		return err
+	}
+	err = d.Sync()
+	if e := d.Close(); err == nil {
+		err = e
+	}
+	return err
+}

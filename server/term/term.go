@@ -25,8 +25,9 @@ type Row struct {
 	Set []Member `json:"set,omitempty"`
 	// Change is raised by every compare-and-set, also by one that changes nothing else.
 	Change uint64 `json:"change,omitempty"`
-	// Stores is the store id last known of each broker that was ever master here: one that comes with another is new.
-	Stores map[string]string `json:"stores,omitempty"`
+	// Start is that of the master's last opening that the registry heard of: a master whose journal does not know it has lost its end, or is an
+	// older image of itself.
+	Start uint32 `json:"start,omitempty"`
 	// Generation of the metadata in which the row was confirmed: in another one every set counts as empty, and nothing is answered
 	// until all nodes of the broker group have reported (Refill).
 	Generation uint64 `json:"generation,omitempty"`
@@ -52,9 +53,14 @@ type Report struct {
 type Ask struct {
 	Master Member
 	Term   uint32
+	Start  uint32 // of the master's epoch
 	Change uint64 // of the row that the master knows
 	Set    []Member
-	To     string // not empty: the master has stopped for good and everything is committed and held by this slave: it hands over
+	To     string // not empty: the master has stopped for good and everything is committed and held by this slave, one of Set: it hands over
+	// Copied: Master is the named broker with another store than it was named with. It has copied the most complete journal, synced, and
+	// asks for a term of its own, because its start counter went with the disk. Seen is the highest term that it heard of.
+	Copied bool
+	Seen   uint32
 }
 
 var (
@@ -62,6 +68,8 @@ var (
 	ErrStale = errors.New("term: the broker group's row has changed")
 	// ErrNotReady: after a new generation of the metadata not all nodes have reported yet.
 	ErrNotReady = errors.New("term: not all brokers of the broker group have reported since the metadata's new generation")
+	// ErrAsk: what was asked for contradicts itself, or the row.
+	ErrAsk = errors.New("term: this change of the broker group cannot be")
 	// ErrNoCandidate: nobody can be promoted without the loss of acknowledged messages.
 	ErrNoCandidate = errors.New("term: no complete slave is there")
 )

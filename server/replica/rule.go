@@ -1,0 +1,34 @@
+package replica
+
+// rule names a rule of scripts/model that is kept here. All are kept; a machine has an unexported field of those that are switched off, which
+// only the simulator's own test sets, to show what each is for.
+type rule uint32
+
+const (
+	ruleOwnSync rule = 1 << iota
+	ruleSetAcks
+	ruleUnionSet
+	ruleUnanswered
+	ruleJoinMasterFirst
+	ruleJoinAtCommitted
+	ruleJoinBeyondEpoch
+	rulePersistSet
+	rulePersistedSetOfTerm
+	ruleReplicatedNeedsSlave
+	ruleAckOfSession
+	ruleHigherTermStops
+	ruleSeenTermDurable
+	ruleNoCutBelowCommit
+	ruleForcedEpochCuts
+	ruleCommitAfterMatch
+	ruleNewStoreAsksTerm
+	ruleStoreIDs
+	ruleGrantNamesBoot
+	ruleCopyMostComplete
+	ruleNewStoreNewTerm
+	ruleOpenConfirmsTerm
+	ruleOldImage
+)
+
+// off says whether r is switched off.
+func (r rule) off(one rule) bool { return r&one != 0 }
