@@ -106,7 +106,7 @@ func (a *asyncProducer) send(ctx context.Context, m *Message, done func(Receipt,
 	}
 	w := p.c.pending(p.o) // until the route says otherwise
 	m.encode(&w.one[0], id, now.UnixNano())
-	w.msgs, w.size = w.one[:], m.size()
+	w.msgs, w.size, w.fixed = w.one[:], m.size(), m.Partition != nil
 	giveUp := func(err error) (Receipt, error) {
 		p.c.putPending(w)
 		p.c.sends.leave()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -31,8 +32,8 @@ const (
 // Cluster is jmq at a distance: it implements wire.Broker, wire.Admin and wire.Registry over the client's connections. It does
 // not repeat what failed: that is the business of producers and consumers, who know what may be repeated.
 //
-// It has a pool of connections to the addresses given to Dial (home), one for each broker group that a route names, and one for
-// each other node that was named. As wire.Broker it is the broker at home; Group is another one. As wire.Admin it asks all
+// It has a pool of connections to the addresses given to Dial (home), one for the master of each broker group that a route names, one for
+// each slave that is asked while its master is away, and one for each other node that was named. As wire.Broker it is the broker at home; Group is another one. As wire.Admin it asks all
 // broker groups of the topic and puts their answers together. What a role answers that the node at home does not run is asked
 // of the nodes that it names.
 //
@@ -54,11 +55,14 @@ type Cluster struct {
 		sync.Mutex
 		up       chan struct{}    // closed when a connection comes up, ends, or cannot be made; renewed
 		groups   map[string]*pool // of broker groups, by name
+		slaves   map[slaveKey]*pool
 		nodes    map[string]*pool // of other nodes, by address
 		registry []string         // addresses of registry nodes, as they were told last
 		swept    time.Time
 	}
 }
+
+type slaveKey struct{ brokerGroup, broker string }
 
 var (
 	_ wire.Broker = (*Cluster)(nil)
@@ -69,7 +73,7 @@ func newCluster(o *options, addrs []string, clientID string) *Cluster {
 	c := &Cluster{o: o, clientID: clientID}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.mu.up = make(chan struct{})
-	c.mu.groups, c.mu.nodes = map[string]*pool{}, map[string]*pool{}
+	c.mu.groups, c.mu.nodes, c.mu.slaves = map[string]*pool{}, map[string]*pool{}, map[slaveKey]*pool{}
 	c.home = c.newPool("", addrs, o.conns)
 	return c
 }
@@ -140,7 +144,7 @@ func (c *Cluster) close() {
 	c.ran.Wait()
 }
 
-// pools returns all: home, other nodes, broker groups.
+// pools returns all: home, other nodes, broker groups, slaves.
 func (c *Cluster) pools() []*pool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -156,6 +160,9 @@ func (c *Cluster) pools() []*pool {
 		}
 	}
 	for _, p := range c.mu.groups {
+		all = append(all, p)
+	}
+	for _, p := range c.mu.slaves {
 		all = append(all, p)
 	}
 	return all
@@ -192,23 +199,71 @@ func (c *Cluster) addRegistry(addrs []string) {
 	c.mu.registry = slices.Clone(addrs)
 }
 
-// group returns the pool of a broker group at addrs; none: it is where that was told.
-func (c *Cluster) group(name string, addrs []string, told *pool) *pool {
+// group returns the pool of a broker group whose master is at addrs; none: it is where that was told. alone: it has no other broker,
+// so it may be the one at home.
+func (c *Cluster) group(name string, addrs []string, alone bool, told *pool) *pool {
 	if len(addrs) == 0 {
 		return told
 	}
-	if c.home.within(addrs) {
+	if alone && c.home.within(addrs) {
 		return c.home
 	}
 	c.mu.Lock()
 	p := c.mu.groups[name]
 	if p == nil {
 		p = c.newPool(name, addrs, c.o.conns)
+		p.mu.told = addrs
 		c.mu.groups[name] = p
 	}
 	c.mu.Unlock()
-	p.setAddrs(addrs)
+	p.tell(addrs)
 	return p
+}
+
+// slave returns the pool of a broker of the group that may serve consumers while the master is away.
+func (c *Cluster) slave(group *pool, broker string, addrs []string) *pool {
+	c.mu.Lock()
+	key := slaveKey{group.name, broker}
+	p := c.mu.slaves[key]
+	if p == nil {
+		p = c.newPool(group.name, addrs, 1)
+		p.of, p.mu.told = group, addrs
+		c.mu.slaves[key] = p
+	}
+	c.mu.Unlock()
+	p.tell(addrs)
+	return p
+}
+
+// routed returns the pool of a broker group of a route, and whether its master is away.
+func (c *Cluster) routed(g *wire.BrokerGroupRoute, from *pool) (p *pool, away bool) {
+	master := slices.IndexFunc(g.Brokers, func(b *wire.BrokerRoute) bool { return !b.Slave })
+	if master < 0 { // it has none now: the last one is waited for
+		if len(g.Brokers) == 0 {
+			return c.group(g.BrokerGroup, nil, true, from), false
+		}
+		master, away = 0, true
+		c.mu.Lock()
+		p = c.mu.groups[g.BrokerGroup]
+		c.mu.Unlock()
+	} else {
+		away = g.Brokers[master].Away
+	}
+	if p == nil {
+		p = c.group(g.BrokerGroup, g.Brokers[master].Addresses, len(g.Brokers) == 1, from)
+	}
+	if p.name == "" { // at home, or who told of it
+		return p, away
+	}
+	var slaves []*pool
+	for _, b := range g.Brokers {
+		if b.Slave && len(b.Addresses) > 0 {
+			slaves = append(slaves, c.slave(p, b.Broker, b.Addresses))
+		}
+	}
+	p.setSlaves(slaves)
+	p.setAway(away)
+	return p, away
 }
 
 // within says that addrs are all those of p.
@@ -473,19 +528,44 @@ func (c *Cluster) brokerGroups(ctx context.Context) ([]*pool, error) {
 		}
 		return all, nil
 	}
-	var all []*pool
+	masters := map[string]*wire.Node{}
+	brokers := map[string]int{}
 	for _, n := range out.Nodes {
 		// A broker that is away is not waited for.
-		if b := n.GetLast(); b.GetBrokerGroup() != "" && len(b.GetAddresses()) > 0 && !n.Away {
-			if p := c.group(b.GetBrokerGroup(), b.GetAddresses(), c.home); !slices.Contains(all, p) {
-				all = append(all, p)
+		if b := n.GetLast(); b.GetBrokerGroup() != "" && len(b.GetAddresses()) > 0 {
+			brokers[b.BrokerGroup]++
+			if m := masters[b.BrokerGroup]; !n.Away && (m == nil || leads(n) > leads(m)) {
+				masters[b.BrokerGroup] = n
 			}
+		}
+	}
+	var all []*pool
+	for _, name := range slices.Sorted(maps.Keys(masters)) {
+		c.mu.Lock()
+		p := c.mu.groups[name]
+		c.mu.Unlock()
+		if p == nil || leads(masters[name]) > 0 {
+			p = c.group(name, masters[name].Last.Addresses, brokers[name] == 1, c.home)
+		}
+		if !slices.Contains(all, p) {
+			all = append(all, p)
 		}
 	}
 	if len(all) == 0 {
 		return nil, wire.Errorf(wire.CodeDisconnected, "no broker is there")
 	}
 	return all, nil
+}
+
+// leads says how sure it is that a node is its broker group's master. One that says nothing of a replica has no other beside it.
+func leads(n *wire.Node) int {
+	switch r := n.GetLast().GetReplica(); {
+	case r.GetRole() == "master":
+		return 2
+	case r == nil:
+		return 1
+	}
+	return 0
 }
 
 // located returns the pools of a topic's broker groups; of an empty topic, all.

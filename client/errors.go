@@ -61,6 +61,10 @@ var (
 	ErrConflict        = errors.New("client: it was changed meanwhile")
 	ErrInUse           = errors.New("client: other objects name it")
 	ErrMetadataAway    = errors.New("client: the metadata cannot be changed now")
+
+	ErrNotMaster     = errors.New("client: the broker group has no master now, or another one")
+	ErrNotReplicated = errors.New("client: no slave is in sync, and the topic wants two copies")
+	ErrReadOnly      = errors.New("client: the broker group takes no messages")
 )
 
 // sentinels has what errors.Is answers for each code.
@@ -75,7 +79,8 @@ var sentinels = map[wire.Code]error{
 	wire.CodeDisconnected: ErrDisconnected, wire.CodeClosed: ErrClosed, wire.CodePaused: ErrPaused, wire.CodeMembers: ErrMembers,
 	wire.CodeUnauthenticated: ErrUnauthenticated, wire.CodeForbidden: ErrForbidden, wire.CodeLimited: ErrLimited,
 	wire.CodeRoleElsewhere: ErrRoleElsewhere, wire.CodeConflict: ErrConflict, wire.CodeNotFound: ErrNotFound, wire.CodeExists: ErrExists,
-	wire.CodeInUse: ErrInUse, wire.CodeMetadataAway: ErrMetadataAway,
+	wire.CodeInUse: ErrInUse, wire.CodeMetadataAway: ErrMetadataAway, wire.CodeNotMaster: ErrNotMaster, wire.CodeStaleTerm: ErrNotMaster,
+	wire.CodeNotReplicated: ErrNotReplicated, wire.CodeReadOnly: ErrReadOnly,
 }
 
 // Error is what every call of this package returns when a broker, or the way to it, is the matter.

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -38,6 +39,7 @@ type pending struct {
 	done  func(Receipt, error)
 	epoch *sendEpoch
 	until time.Time // it is not begun later than that
+	fixed bool      // to its partition
 }
 
 // Who comes first decides.
@@ -70,7 +72,7 @@ func (c *Client) pending(o *producerOptions) *pending {
 
 func (c *Client) putPending(p *pending) {
 	p.msgs, p.one[0], p.size, p.result, p.o = nil, wire.Message{}, 0, sendResult{}, nil
-	p.async, p.done, p.epoch = nil, nil, nil
+	p.async, p.done, p.epoch, p.fixed = nil, nil, nil, false
 	if cap(p.body) > 64<<10 {
 		p.body = nil
 	}
@@ -99,6 +101,7 @@ type lane struct {
 	partition   uint32 // not of the lane of sends without order key, and so are those below
 	brokerGroup string
 	pool        atomic.Pointer[pool] // where the broker group is now
+	refused     *breaker             // of this topic at the broker group: what the others of the broker group do not have
 
 	// What the broker group told of the topic last, where routes come from metadata: each has its own. One without the other does no
 	// harm: the broker compares the name.
@@ -179,7 +182,7 @@ func (l *lane) next(last *route, reader *link) {
 		messages += len(p.msgs)
 		size += p.size
 		first := l.mu.queue[0]
-		if n > 0 && (messages > wire.BatchMessagesMax || size > mergeBytesMax || p.o != first.o || (p.async == nil) != (first.async == nil)) {
+		if n > 0 && (messages > wire.BatchMessagesMax || size > mergeBytesMax || p.o != first.o || p.fixed != first.fixed || (p.async == nil) != (first.async == nil)) {
 			break
 		}
 	}
@@ -223,13 +226,14 @@ func (l *lane) cut(n int) {
 // isLate says that p waited too long to be sent at all. Those for which somebody waits are taken away by him.
 func (p *pending) isLate(now time.Time) bool { return p.async != nil && now.After(p.until) }
 
-// flight is one batch on its way: its attempts, until its outcome. It has no goroutine: it goes on when its answer comes,
-// on the connection's goroutine, or when its timer goes off. Used again by its client.
+// flight is one batch on its way: its attempts, until its outcome. It has no goroutine: it goes on when an answer comes, on the
+// connection's goroutine, or when its timer goes off. An attempt without an answer in its time is given up, and another one made; when
+// an answer comes to it after all, that counts as long as there is no outcome. Used again by its client.
 type flight struct {
 	c        *Client
 	lane     *lane
 	route    *route
-	target   *lane // of the partition that it goes to: lane, unless that is the free one
+	target   *lane // of the partition that it goes to: lane, unless it was free to choose, or moved
 	counted  bool  // in lane.mu.inFlight
 	sends    []*pending
 	msgs     []wire.Message // scratch
@@ -239,18 +243,49 @@ type flight struct {
 	pause    time.Duration
 	broker   string
 	attempts int
-	moves    int // to another broker group
-	unknown  int
-	done     func(wire.Frame, error) // answered, bound once
-	timer    *time.Timer             // alarm, bound once
+	moves    int         // to another broker group
+	tried    uint64      // places of the route's groups, of this round
+	before   []numbered  // partitions that it was sent to and left
+	first    uint64      // sequence number of the batch
+	why      error       // of the last attempt, while late answers are waited for
+	timer    *time.Timer // alarm, bound once
+	tries    []*try      // that nobody answers any more, to be used again
 
 	mu struct {
 		sync.Mutex
 		phase   phase
 		until   time.Time // of the phase
-		link    *link
-		request uint64
+		now     *try      // whose answer is awaited: phaseTrying
+		late    []*try    // that were given up, and may be answered yet
+		open    int       // tries of which done will be called, or was not yet through
+		unknown int       // tries whose outcome is not known
+		won     *won      // of a late one while somebody works on the flight
+		ended   bool      // it may be used again when open is 0
 	}
+}
+
+// try is one attempt.
+type try struct {
+	f       *flight
+	link    *link
+	request uint64
+	target  *lane
+	read    uint64                  // what had come over the connection when it began
+	done    func(wire.Frame, error) // answered, bound once
+}
+
+// won is what an attempt was answered that was given up before.
+type won struct {
+	r      wire.ProduceResponse
+	target *lane
+	broker string
+}
+
+// numbered is the sequence number that the batch has in a partition. It is the same when it goes there again, so that the broker
+// knows what it has.
+type numbered struct {
+	lane  *lane
+	first uint64
 }
 
 type phase uint8
@@ -259,29 +294,41 @@ const (
 	phaseIdle    phase = iota // someone works on it
 	phaseTrying               // an answer is awaited
 	phasePausing              // before the next attempt
+	phaseLate                 // there is no further attempt, but one that was given up may be answered
+	phaseOver                 // the outcome is there
 )
 
 func (c *Client) flight(l *lane, rt *route) *flight {
 	f, _ := c.flights.Get().(*flight)
 	if f == nil {
 		f = &flight{c: c}
-		f.done = f.answered
 		f.timer = time.AfterFunc(time.Hour, f.alarm)
 		f.timer.Stop()
 	}
 	c.sends.add()
-	f.lane, f.target, f.route, f.pause, f.attempts, f.moves, f.unknown, f.broker = l, l, rt, retryMin, 0, 0, 0, ""
+	f.lane, f.target, f.route, f.pause, f.attempts, f.moves, f.tried, f.broker = l, l, rt, retryMin, 0, 0, 0, ""
+	f.mu.phase, f.mu.unknown, f.mu.ended = phaseIdle, 0, false
 	return f
 }
 
+// putFlight gives f back, of which no try is open.
 func (c *Client) putFlight(f *flight) {
-	clear(f.sends)
 	clear(f.msgs)
-	f.sends, f.msgs, f.lane, f.target, f.route, f.mu.link = f.sends[:0], f.msgs[:0], nil, nil, nil, nil
+	f.msgs, f.lane, f.target, f.route, f.why = f.msgs[:0], nil, nil, nil, nil
+	clear(f.before)
+	f.before = f.before[:0]
 	if cap(f.batch) > batchKeepMax {
 		f.batch = nil
 	}
 	c.flights.Put(f)
+}
+
+// options are those of its sends, which have the same.
+func (f *flight) options() *producerOptions { return f.sends[0].o }
+
+// mayMove says whether it may go to another broker group than the first.
+func (f *flight) mayMove() bool {
+	return len(f.route.groups) > 1 && (f.lane.isFree() || f.options().moveKeys && !f.sends[0].fixed)
 }
 
 // start encodes the batch, in the goroutine of the caller, and makes the first attempt.
@@ -289,8 +336,10 @@ func (f *flight) start(deadline time.Time, reader *link) {
 	f.deadline = deadline
 	if f.lane.isFree() {
 		f.target = f.route.next(f.lane.topic.turn.Add(1))
-		if len(f.route.pools) > 1 && f.target.pool.Load().pick(0) == nil {
-			f.target = f.elsewhere()
+	}
+	if len(f.route.groups) > 1 && !f.target.good() && f.mayMove() {
+		if to := f.elsewhere(); to != nil && (f.lane.isFree() || to.good()) {
+			f.target = to
 		}
 	}
 	if !f.prepare() {
@@ -298,6 +347,12 @@ func (f *flight) start(deadline time.Time, reader *link) {
 		return
 	}
 	f.attempt(reader)
+}
+
+// good says that there is a connection, and that sends are taken, as far as is known. It may make the caller's send a trial.
+func (l *lane) good() bool {
+	p := l.pool.Load()
+	return p.pick(0) != nil && p.breaker.allow() && l.refused.allow()
 }
 
 // prepare makes request and batch for the target; false: nothing is left to be sent.
@@ -315,24 +370,63 @@ func (f *flight) prepare() bool {
 	return true
 }
 
-// elsewhere returns a partition of another broker group than the target's, one with a connection if there is any; the
-// target when there is none. Only for what may go to any partition.
+// elsewhere returns a partition of a broker group that was not tried in this round, other than the target's: one that takes messages
+// if there is any, and of these one that is near. nil: there is none.
 func (f *flight) elsewhere() *lane {
 	r := f.route
-	now, n := f.target.pool.Load(), f.lane.topic.turn.Add(1)
-	other := f.target
-	for i := range uint32(len(r.active)) {
-		l := r.next(n + i)
-		if p := l.pool.Load(); p == now {
+	now := f.target.pool.Load()
+	var turn uint32
+	if f.lane.isFree() {
+		turn = f.lane.topic.turn.Add(1)
+	} else { // all that leave a partition go the same way
+		turn = f.lane.place()
+	}
+	var best *routeGroup
+	most := -1
+	for i := range r.groups {
+		k := (i + int(turn)) % len(r.groups)
+		g := r.groups[k]
+		if g.pool == now || f.tried>>(k%64)&1 != 0 {
 			continue
-		} else if p.pick(0) != nil {
-			return l
 		}
-		if other == f.target {
-			other = l
+		worth := 2 - g.tier
+		if g.pool.pick(0) != nil {
+			worth += 3
+			if g.pool.breaker.closed() && g.lanes[0].refused.closed() {
+				worth += 3
+			}
+		}
+		if worth > most {
+			best, most = g, worth
 		}
 	}
-	return other
+	switch {
+	case best == nil:
+		return nil
+	case f.lane.isFree():
+		for _, n := range f.before { // it is known there by its number
+			if n.lane.pool.Load() == best.pool {
+				return n.lane
+			}
+		}
+		return best.next()
+	}
+	return best.lanes[turn%uint32(len(best.lanes))]
+}
+
+// place is a number that spreads lanes.
+func (l *lane) place() uint32 { return uint32(keyPlace(l.brokerGroup, 1<<16)) + l.partition }
+
+// leave notes that the target's broker group was tried.
+func (f *flight) leave() {
+	for k, g := range f.route.groups {
+		if g.pool == f.target.pool.Load() {
+			f.tried |= 1 << (k % 64)
+		}
+	}
+	if !slices.ContainsFunc(f.before, func(n numbered) bool { return n.lane == f.target }) {
+		f.before = append(f.before, numbered{f.target, f.first})
+	}
 }
 
 // try is the time of one attempt.
@@ -373,15 +467,19 @@ func (f *flight) encodeAll() error {
 		f.msgs = append(f.msgs, p.msgs...)
 		size += p.size
 	}
-	n := uint64(len(f.msgs))
-	first := f.target.sequence.Add(n) - n // it is the partition's, whichever lane the messages came by
+	if i := slices.IndexFunc(f.before, func(n numbered) bool { return n.lane == f.target }); i >= 0 {
+		f.first = f.before[i].first
+	} else {
+		n := uint64(len(f.msgs))
+		f.first = f.target.sequence.Add(n) - n // it is the partition's, whichever lane the messages came by
+	}
 	o := f.sends[0].o
 	f.batch = slices.Grow(f.batch[:0], size) // at once; size is near enough
 	var err error
 	if o.compression == wire.CompressionNone || size < o.compressFrom {
-		f.batch, err = wire.AppendBatch(f.batch[:0], f.c.producer, first, f.msgs)
+		f.batch, err = wire.AppendBatch(f.batch[:0], f.c.producer, f.first, f.msgs)
 	} else {
-		f.batch, err = f.c.codec.AppendBatch(f.batch[:0], f.c.producer, first, o.compression, f.msgs)
+		f.batch, err = f.c.codec.AppendBatch(f.batch[:0], f.c.producer, f.first, o.compression, f.msgs)
 	}
 	return err
 }
@@ -402,19 +500,30 @@ func (f *flight) attempt(reader *link) {
 		f.ended(f.target.pool.Load().none(), reader)
 		return
 	}
-	now := f.deadline.Add(-f.sends[0].o.timeout) // near enough, and it saves asking the clock
+	now := f.deadline.Add(-f.options().timeout) // near enough, and it saves asking the clock
 	if f.attempts > 0 || f.pause != retryMin || f.sends[0].async != nil {
 		now = time.Now()
 	}
 	f.mu.Lock()
-	request, err := l.Start(wire.CommandProduce, f.header, f.batch, f.done)
+	if f.mu.won != nil {
+		f.mu.Unlock()
+		f.resolve(wire.ProduceResponse{}, nil, reader)
+		return
+	}
+	t := f.newTry()
+	t.link, t.target, t.read = l, f.target, l.BytesRead()
+	request, err := l.Start(wire.CommandProduce, f.header, f.batch, t.done)
 	if err == nil {
 		// An answer may be there at once; it finds the lock taken.
 		wait := min(f.try(), f.deadline.Sub(now))
 		f.broker = l.addr
 		f.attempts++
-		f.mu.phase, f.mu.until, f.mu.link, f.mu.request = phaseTrying, now.Add(wait), l, request
+		t.request = request
+		f.mu.open++
+		f.mu.phase, f.mu.until, f.mu.now = phaseTrying, now.Add(wait), t
 		f.timer.Reset(wait)
+	} else {
+		f.putTry(t)
 	}
 	f.mu.Unlock()
 	switch {
@@ -428,24 +537,46 @@ func (f *flight) attempt(reader *link) {
 	}
 }
 
+// newTry returns a try that nobody uses. f.mu is held.
+func (f *flight) newTry() *try {
+	if n := len(f.tries); n > 0 {
+		t := f.tries[n-1]
+		f.tries = f.tries[:n-1]
+		return t
+	}
+	t := &try{f: f}
+	t.done = t.answered
+	return t
+}
+
+// putTry gives back one of which done is not called any more. f.mu is held.
+func (f *flight) putTry(t *try) {
+	t.link, t.target = nil, nil
+	f.tries = append(f.tries, t)
+}
+
 // link is the connection for the next attempt: where order matters the same one as long as it is good.
 func (f *flight) link() *link {
 	p := f.target.pool.Load()
 	if f.lane.isFree() || f.attempts > 0 {
 		return p.next()
 	}
-	return p.pick(f.lane.partition)
+	return p.pick(f.target.partition)
 }
 
 // answered is called with the answer of the attempt, or its connection's end.
-func (f *flight) answered(frame wire.Frame, err error) {
+func (t *try) answered(frame wire.Frame, err error) {
+	f, l := t.f, t.link
 	f.mu.Lock()
-	f.timer.Stop()
-	f.mu.phase = phaseIdle
-	l := f.mu.link
-	f.mu.Unlock()
-	if (err != nil || f.counted) && l.Err() != nil {
-		l = nil // not its reading goroutine, or its last act
+	f.mu.open--
+	if f.mu.phase == phaseOver {
+		f.putTry(t)
+		last := f.mu.ended && f.mu.open == 0
+		f.mu.Unlock()
+		if last {
+			f.c.putFlight(f)
+		}
+		return
 	}
 	var r wire.ProduceResponse
 	if err == nil {
@@ -454,52 +585,148 @@ func (f *flight) answered(frame wire.Frame, err error) {
 			err = wire.Errorf(wire.CodeUnknown, "%v", err)
 		}
 	}
-	if err != nil {
-		f.ended(err, l)
+	target := t.target
+	if f.mu.now != t || f.mu.phase != phaseTrying {
+		f.answeredLate(t, r, err)
 		return
 	}
+	f.timer.Stop()
+	f.mu.phase, f.mu.now = phaseIdle, nil
+	f.putTry(t)
+	f.mu.Unlock()
+	reader := l
+	if (err != nil || f.counted) && l.Err() != nil {
+		reader = nil // not its reading goroutine, or its last act
+	}
+	if err != nil {
+		f.judge(target, l, err, false)
+		f.ended(err, reader)
+		return
+	}
+	f.stored(target, l.pool)
 	switch {
 	case r.RouteVersion == 0:
 	case f.route.watched:
-		f.target.version.Store(r.RouteVersion)
-		f.target.topicID.Store(r.TopicID)
-	case l != nil:
+		target.version.Store(r.RouteVersion)
+		target.topicID.Store(r.TopicID)
+	case reader != nil:
 		f.lane.topic.refresh(f.route, l)
 	}
-	f.resolve(r, nil, l)
+	f.resolve(r, nil, reader)
+}
+
+// answeredLate takes the answer of a try that was given up. f.mu is held, and is not any more when it returns.
+func (f *flight) answeredLate(t *try, r wire.ProduceResponse, err error) {
+	target, l, pool := t.target, t.link, t.link.pool
+	if i := slices.Index(f.mu.late, t); i >= 0 {
+		f.mu.late = slices.Delete(f.mu.late, i, i+1)
+		if err == nil || codeOf(err) != wire.CodeUnknown { // so it is known after all
+			f.mu.unknown--
+		}
+	}
+	f.putTry(t)
+	phase := f.mu.phase
+	waits := phase == phaseTrying || phase == phasePausing || phase == phaseLate
+	over := waits && (err == nil || phase == phaseLate && len(f.mu.late) == 0)
+	if err == nil {
+		f.mu.won = &won{r, target, l.addr}
+	}
+	if over {
+		f.timer.Stop()
+		f.mu.phase = phaseIdle
+		if now := f.mu.now; now != nil { // that may store another copy
+			f.mu.now = nil
+			f.mu.late = append(f.mu.late, now)
+			f.mu.unknown++
+		}
+	}
+	f.mu.Unlock()
+	if err == nil {
+		f.stored(target, pool)
+	}
+	if over {
+		f.resolve(wire.ProduceResponse{}, f.why, nil)
+	}
 }
 
 // alarm is the timer's function. It may come late, for a phase that is over.
 func (f *flight) alarm() {
 	f.mu.Lock()
-	if f.mu.phase == phaseIdle || time.Now().Before(f.mu.until) {
+	was := f.mu.phase
+	if was == phaseIdle || was == phaseOver || time.Now().Before(f.mu.until) {
 		f.mu.Unlock()
 		return
 	}
-	was, l, request := f.mu.phase, f.mu.link, f.mu.request
-	if was == phaseTrying && !l.Cancel(request) {
-		f.mu.Unlock()
-		return // the answer is being delivered
+	t := f.mu.now
+	f.mu.phase, f.mu.now = phaseIdle, nil
+	var l *link
+	var target *lane
+	stalled := false
+	if was == phaseTrying {
+		// It is not taken back: an answer may come yet.
+		f.mu.late = append(f.mu.late, t)
+		l, target = t.link, t.target
+		stalled = l.BytesRead() == t.read && !l.Handling()
 	}
-	f.mu.phase = phaseIdle
 	f.mu.Unlock()
-	if was == phasePausing {
+	switch was {
+	case phaseLate:
+		f.resolve(wire.ProduceResponse{}, f.why, nil)
+	case phasePausing:
 		if len(f.header) == 0 && !f.prepare() { // for another partition
 			f.end(nil)
 			return
 		}
 		f.attempt(nil)
+	case phaseTrying:
+		err := wire.Errorf(wire.CodeUnknown, "no answer of %s in time", l.addr)
+		f.judge(target, l, err, stalled)
+		f.ended(err, nil)
+	}
+}
+
+// stored notes that the broker group of l takes messages.
+func (f *flight) stored(l *lane, p *pool) {
+	if p.breaker.succeeded() {
+		f.c.o.logger.Info("sends go to the broker group again", "brokerGroup", l.brokerGroup)
+	}
+	l.refused.succeeded()
+}
+
+// judge notes what an attempt says of its broker group.
+func (f *flight) judge(target *lane, l *link, err error, stalled bool) {
+	p := l.pool
+	opened := false
+	switch code := codeOf(err); code {
+	case wire.CodeNotMaster:
+		if e, ok := errors.AsType[*wire.CodeError](err); ok && p.name != "" {
+			p.follow(e.Nodes, l)
+		}
+		opened = p.breaker.failed(false)
+	case wire.CodeStopping, wire.CodeFailed, wire.CodeUnknown, wire.CodeTooMany, wire.CodeNoSpace, wire.CodeTimeout, wire.CodeDisconnected, wire.CodeReadOnly:
+		opened = p.breaker.failed(stalled)
+		if stalled {
+			l.ping(p.breaker.answers)
+		}
+	case wire.CodeNotReplicated: // other topics may do with one copy
+		target.refused.failed(false)
+	}
+	if opened {
+		f.c.o.logger.Warn("sends avoid the broker group", "brokerGroup", target.brokerGroup, "broker", l.addr, "err", err)
+	}
+}
+
+// follow notes that the broker at l is not the master, but that at nodes is.
+func (p *pool) follow(nodes []string, l *link) {
+	if len(nodes) == 0 || slices.Contains(nodes, l.addr) {
 		return
 	}
-	f.ended(wire.Errorf(wire.CodeUnknown, "no answer of %s in time", l.addr), nil)
+	p.lead(nodes)
 }
 
 // ended takes the error of an attempt, and either plans the next one or resolves.
 func (f *flight) ended(err error, reader *link) {
 	code := codeOf(err)
-	if code == wire.CodeUnknown {
-		f.unknown++
-	}
 	pause := f.pause/2 + rand.N(f.pause/2)
 	f.pause = min(2*f.pause, retryMax)
 	if c, ok := err.(*wire.CodeError); ok {
@@ -520,29 +747,50 @@ func (f *flight) ended(err error, reader *link) {
 			again, move = true, true
 		}
 	}
-	if move = move && f.lane.isFree() && len(f.route.pools) > 1; move && f.moves < len(f.route.pools)-1 {
-		pause = 0 // nobody was asked there yet
-	}
-	// What is known not to be stored is not made unknown by a last attempt that has hardly any time for its answer.
-	least := time.Duration(0)
-	if f.unknown == 0 {
-		least = f.try() / 4
-	}
-	if !again || now.Add(pause+least).After(f.deadline) || !f.wanted() {
-		f.resolve(wire.ProduceResponse{}, err, reader)
-		return
-	}
-	if move {
-		f.moves++
-		if to := f.elsewhere(); to != f.target {
-			f.target = to
-			// A new batch, with a number of its own. It is made where the timer goes off: a goroutine that others wait for is not kept.
-			f.header = f.header[:0]
+	var to *lane
+	if again && move && f.mayMove() {
+		f.leave()
+		if most := f.options().retries; most >= 0 && f.moves >= most {
+			again = false
+		} else if to = f.elsewhere(); to != nil {
+			pause = 0 // nobody was asked there yet
+		} else {
+			f.tried = 0
+			to = f.elsewhere()
+		}
+		if to != nil && !f.lane.isFree() && !to.pool.Load().breaker.closed() {
+			to = nil // it waits at home rather than at another one that takes nothing
 		}
 	}
 	f.mu.Lock()
+	if code == wire.CodeUnknown {
+		f.mu.unknown++
+	}
+	// What is known not to be stored is not made unknown by a last attempt that has hardly any time for its answer.
+	least := time.Duration(0)
+	if f.mu.unknown == 0 {
+		least = f.try() / 4
+	}
 	f.mu.phase, f.mu.until = phasePausing, now.Add(pause)
-	f.timer.Reset(pause)
+	over := f.mu.won != nil
+	if !over && (!again || f.mu.until.Add(least).After(f.deadline) || !f.wanted()) {
+		f.why = err
+		f.mu.phase, f.mu.until = phaseLate, f.deadline
+		over = len(f.mu.late) == 0 || !f.wanted() || !now.Before(f.deadline)
+	}
+	if over {
+		f.mu.phase = phaseIdle
+		f.mu.Unlock()
+		f.resolve(wire.ProduceResponse{}, err, reader)
+		return
+	}
+	if f.mu.phase == phasePausing && to != nil {
+		f.moves++
+		f.target = to
+		// A new batch, with a number of its own. It is made where the timer goes off: a goroutine that others wait for is not kept.
+		f.header = f.header[:0]
+	}
+	f.timer.Reset(f.mu.until.Sub(now))
 	f.mu.Unlock()
 }
 
@@ -561,13 +809,28 @@ func (f *flight) wanted() bool {
 	return false
 }
 
-// resolve tells every send its result. err is that of the last attempt; nil: stored.
+// resolve tells every send its result. err is that of the last attempt; nil: stored. What a late answer said comes before both.
 func (f *flight) resolve(r wire.ProduceResponse, err error, reader *link) {
+	f.mu.Lock()
+	f.mu.phase = phaseOver
+	if w := f.mu.won; w != nil {
+		r, err = w.r, nil
+		f.target, f.broker, f.mu.won = w.target, w.broker, nil
+	}
+	for _, t := range f.mu.late {
+		if t.link.Cancel(t.request) {
+			f.putTry(t)
+			f.mu.open--
+		}
+	}
+	clear(f.mu.late)
+	f.mu.late = f.mu.late[:0]
 	result := sendResult{
 		first: r.FirstIndex, stored: r.StoredNs, broker: f.broker,
-		attempts: f.attempts, unknown: f.unknown, err: err,
+		attempts: f.attempts, unknown: f.mu.unknown, err: err,
 	}
-	if err != nil && f.unknown > 0 {
+	f.mu.Unlock()
+	if err != nil && result.unknown > 0 {
 		result.outcome = Unknown
 	}
 	offset := uint64(0)
@@ -600,7 +863,13 @@ func (f *flight) deliver(p *pending, offset uint64, r sendResult) {
 // end lets the lane go on.
 func (f *flight) end(reader *link) {
 	c, l, counted, rt := f.c, f.lane, f.counted, f.route
-	c.putFlight(f)
+	f.mu.Lock()
+	f.mu.phase, f.mu.ended = phaseOver, true
+	free := f.mu.open == 0
+	f.mu.Unlock()
+	if free {
+		c.putFlight(f)
+	}
 	if counted {
 		l.next(rt, reader)
 	}

@@ -24,6 +24,7 @@ type options struct {
 	tls         *tls.Config                      // nil: plain
 	credentials func() (wire.Credentials, error) // nil: none; asked for each connection
 	dataCenter  string                           // empty: as the registry finds by the address
+	near        bool                             // broker groups of the data center first
 	routeCache  string                           // folder; empty: none
 	warnings    []string                         // for the logger
 }
@@ -102,6 +103,13 @@ func WithDataCenter(name string) Option {
 	}
 }
 
+// WithNear sends to broker groups of the client's own data center first (WithDataCenter, or what the registry knows of its address), and
+// to others while none of these takes messages. Order keys stay where they are. Default: to all alike, unless the registry's settings of
+// the producer say otherwise, which come before this.
+func WithNear() Option {
+	return func(o *options) error { o.near = true; return nil }
+}
+
 // WithRouteCache keeps what the client is told of routes and settings in folder, in a file of mode 0600 for each app (or credential, without
 // WithApp) and list of addresses: written at most once a second, and by Close. When none of Dial's addresses answers, the client starts
 // from there: it goes to the brokers that are named there, which tell what has changed and decide what it may do, and to the
@@ -134,13 +142,15 @@ type producerOptions struct {
 	compression  Compression
 	compressFrom int
 	mergeAfter   int // 0: never
+	retries      int // at other broker groups; -1: as many as the time allows
+	moveKeys     bool
 
 	bufferMessages, bufferBytes int // of sends for which nobody waits
 	refuse                      bool
 }
 
 // producerDefaults is shared by all producers without options: theirs may go in one batch, and of many producers it is one.
-var producerDefaults = producerOptions{timeout: 3 * time.Second, bufferMessages: 10_000, bufferBytes: 32 << 20}
+var producerDefaults = producerOptions{timeout: 3 * time.Second, retries: -1, bufferMessages: 10_000, bufferBytes: 32 << 20}
 
 func newProducerOptions(list []ProducerOption) (*producerOptions, error) {
 	if len(list) == 0 {
@@ -156,6 +166,23 @@ func Timeout(d time.Duration) ProducerOption {
 		o.timeout = d
 		return positive("Timeout", d)
 	}
+}
+
+// Retries bounds how often a Send is tried at another broker group than the first, when one fails, refuses or does not answer; 0: never.
+// Tries at the same broker group are bounded by Timeout alone. Default: as many as Timeout allows. The registry's settings of the
+// producer come before this.
+func Retries(n int) ProducerOption {
+	return func(o *producerOptions) error {
+		o.retries = n
+		return between("Retries", n, 0, 1000)
+	}
+}
+
+// MoveOrderKeys sends messages with an order key to another broker group while that of their key is away. So they are not held up, but
+// those before and after the move are in two partitions, and their order is lost. Default: they wait for their broker group, until
+// Timeout. A message with a Partition never moves. The registry's settings of the topic come before this.
+func MoveOrderKeys() ProducerOption {
+	return func(o *producerOptions) error { o.moveKeys = true; return nil }
 }
 
 // Compress compresses batches of at least from bytes. Default: none.

@@ -13,9 +13,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// pool is the connections to some addresses: of one broker group, of one node of another role, or those given to Dial. They
-// are made when they are first needed, and again when they are lost; a pool that nobody needs any more is put to sleep, and
-// wakes with the next use. So whoever has a pool may use it at any time.
+// pool is the connections to some addresses: of the master of one broker group, whoever that is, of a slave, of one node of another
+// role, or those given to Dial. They are made when they are first needed, and again when they are lost; a pool that nobody needs any
+// more is put to sleep, and wakes with the next use. So whoever has a pool may use it at any time.
 //
 // Each connection is a slot with one goroutine, which connects, reads until the connection ends, and connects again, after a
 // pause that doubles up to 2 s. The Cluster owns these goroutines; its close waits for them.
@@ -29,8 +29,16 @@ type pool struct {
 	users  atomic.Int32 // loops and members with leases: while there are any it does not sleep
 	idle   time.Time    // since when the sweep finds it unused; zero: it is used. The sweep's
 
+	breaker breaker                 // of sends
+	of      *pool                   // of a slave: its broker group, which is the master's; nil: it is none
+	slaves  atomic.Pointer[[]*pool] // of a broker group, in the order in which they serve; nil: none
+	away    atomic.Bool             // the route says that nobody hears it
+	reading reading
+
 	mu struct {
 		sync.Mutex
+		again   chan struct{}   // closed when those that pause shall connect at once; renewed
+		told    []string        // where the master is, as a route said last
 		awake   context.Context // ends when it is put to sleep
 		sleep   context.CancelFunc
 		addrs   []string
@@ -52,6 +60,10 @@ type link struct {
 	*wire.Conn
 	pool        *pool // whose it is
 	addr        string
+	moved       chan struct{} // closed when the master is elsewhere: what is under way is waited for
+	leave       sync.Once     // closes moved
+	stalled     atomic.Bool   // it is silent though something is asked
+	pinging     atomic.Bool
 	brokerGroup string
 	noMetadata  atomic.Bool  // it says that it holds none
 	avoid       atomic.Int64 // not asked for metadata before, unix time in nanoseconds
@@ -59,7 +71,7 @@ type link struct {
 
 func (c *Cluster) newPool(name string, addrs []string, conns int) *pool {
 	p := &pool{c: c, name: name, slots: make([]slot, conns)}
-	p.mu.addrs = addrs
+	p.mu.addrs, p.mu.again = addrs, make(chan struct{})
 	if len(addrs) > 1 {
 		p.mu.addr = rand.N(len(addrs)) // clients spread over them
 	}
@@ -112,12 +124,65 @@ func (p *pool) rest(why error) {
 	}
 }
 
-// setAddrs says where its nodes are from now on. Connections that are good stay.
-func (p *pool) setAddrs(addrs []string) {
+// tell says where its nodes are by a route. One that says the same again does not undo what the brokers themselves said since.
+func (p *pool) tell(addrs []string) {
+	p.mu.Lock()
+	same := slices.Equal(p.mu.told, addrs)
+	p.mu.told = addrs
+	p.mu.Unlock()
+	if !same {
+		p.lead(addrs)
+	}
+}
+
+// lead says where its nodes are from now on: a broker group has another master. What is under way at the one before is waited for,
+// everything else goes to the new one.
+func (p *pool) lead(addrs []string) {
+	p.mu.Lock()
+	if slices.Equal(p.mu.addrs, addrs) {
+		p.mu.Unlock()
+		return
+	}
+	p.mu.addrs, p.mu.addr = slices.Clone(addrs), 0
+	for i := range p.slots {
+		if l := p.slots[i].link.Load(); l != nil && !slices.Contains(addrs, l.addr) {
+			l.leave.Do(func() { close(l.moved) })
+		}
+	}
+	p.mu.Unlock()
+	p.reconnect()
+}
+
+// reconnect ends the pauses of those that could not connect, and lets sends try.
+func (p *pool) reconnect() {
+	p.mu.Lock()
+	close(p.mu.again)
+	p.mu.again = make(chan struct{})
+	p.mu.Unlock()
+	p.breaker.back()
+	p.reading.again()
+}
+
+// setSlaves says who serves consumers while the master is away, in that order.
+func (p *pool) setSlaves(slaves []*pool) {
+	if old := p.slaves.Load(); old == nil && len(slaves) == 0 || old != nil && slices.Equal(*old, slaves) {
+		return
+	}
+	if len(slaves) == 0 {
+		p.slaves.Store(nil)
+		return
+	}
+	p.slaves.Store(&slaves)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !slices.Equal(p.mu.addrs, addrs) {
-		p.mu.addrs, p.mu.addr = addrs, 0
+	close(p.mu.again)
+	p.mu.again = make(chan struct{})
+}
+
+// setAway notes what the route says of the master.
+func (p *pool) setAway(away bool) {
+	if p.away.Swap(away) && !away {
+		p.reconnect()
 	}
 }
 
@@ -154,11 +219,11 @@ func (p *pool) serve(awake context.Context, s *slot, first chan<- error) {
 			p.c.changed() // whoever waits may look elsewhere
 			if codeOf(err) == wire.CodeUnauthenticated {
 				pause = max(pause, refusedMin)
-				sleep(awake, pause)
+				p.sleep(awake, pause)
 				pause = min(2*pause, refusedMax)
 				continue
 			}
-			sleep(awake, pause)
+			p.sleep(awake, pause)
 			pause = min(2*pause, reconnectMax)
 			continue
 		}
@@ -179,17 +244,109 @@ func (p *pool) serve(awake context.Context, s *slot, first chan<- error) {
 		if awake.Err() != nil { // rest may have looked before the link stood there
 			l.Close(nil)
 		}
-		<-l.Closed()
+		p.breaker.back()
+		p.reading.again()
+		gone := p.watch(l)
 		s.link.Store(nil)
 		p.mu.Lock()
 		p.mu.linked--
 		p.mu.Unlock()
-		if awake.Err() == nil {
+		switch {
+		case !gone:
+			p.c.o.logger.Info("the master is another broker", "brokerGroup", l.brokerGroup, "before", l.addr)
+			p.c.ran.Add(1)
+			go l.retire(p.c)
+		case awake.Err() == nil:
 			p.setFailure(l.Err())
 			p.c.o.logger.Warn("connection lost", "broker", l.addr, "err", l.Err())
 		}
 		p.c.changed()
 	}
+}
+
+// watch waits for the end of l; false: it is to be left. Where slaves could be asked instead it also looks whether l is silent.
+func (p *pool) watch(l *link) (gone bool) {
+	var look *time.Ticker
+	read, silent := l.BytesRead(), 0
+	for {
+		p.mu.Lock()
+		again := p.mu.again
+		p.mu.Unlock()
+		var due <-chan time.Time
+		if p.slaves.Load() != nil {
+			if look == nil {
+				look = time.NewTicker(lookEvery)
+				defer look.Stop()
+			}
+			due, again = look.C, nil
+		}
+		select {
+		case <-l.Closed():
+			return true
+		case <-l.moved:
+			return false
+		case <-again: // it may have slaves now
+			continue
+		case <-due:
+		}
+		if now := l.BytesRead(); now != read || l.Handling() || p.users.Load() == 0 {
+			read, silent = now, 0
+			if l.stalled.Swap(false) {
+				p.c.changed()
+			}
+			continue
+		}
+		l.ping(nil)
+		if silent++; silent > silentLooks && !l.stalled.Swap(true) {
+			p.c.o.logger.Warn("the broker is silent", "broker", l.addr, "brokerGroup", l.brokerGroup)
+			p.c.changed()
+		}
+	}
+}
+
+// A consumer's master with slaves is pinged when nothing came from it between two looks, and taken as silent after silentLooks of them
+// without an answer.
+const (
+	lookEvery   = 500 * time.Millisecond
+	silentLooks = 3
+)
+
+// ping sends one, unless one has no answer yet. answered may be nil.
+func (l *link) ping(answered func()) {
+	if l.pinging.Swap(true) {
+		return
+	}
+	if _, err := l.Start(wire.CommandPing, nil, nil, func(_ wire.Frame, err error) {
+		l.pinging.Store(false)
+		if err == nil && answered != nil {
+			answered()
+		}
+	}); err == nil {
+		l.Flush()
+	}
+}
+
+// retireTime is how long a master before may take for what is under way.
+const retireTime = 3 * time.Second
+
+// retire closes l when what is under way has its answers. The Cluster waits for it.
+func (l *link) retire(c *Cluster) {
+	defer c.ran.Done()
+	over := time.NewTimer(retireTime)
+	defer over.Stop()
+	look := time.NewTicker(retireTime / 60)
+	defer look.Stop()
+	for l.Stats().Pending > 0 {
+		select {
+		case <-look.C:
+			continue
+		case <-over.C:
+		case <-l.Closed():
+		case <-c.ctx.Done():
+		}
+		break
+	}
+	l.Close(wire.Errorf(wire.CodeDisconnected, "%s is not the master any more", l.addr))
 }
 
 // silent says of the error of a connection that no node answered, or one that ends.
@@ -209,7 +366,7 @@ func (p *pool) surplus() bool {
 func (p *pool) link(awake context.Context, s *slot, l *link) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if awake.Err() != nil || p.mu.linked >= int(p.wanted.Load()) {
+	if awake.Err() != nil || p.mu.linked >= int(p.wanted.Load()) || !slices.Contains(p.mu.addrs, l.addr) {
 		return false
 	}
 	p.mu.linked++
@@ -247,12 +404,16 @@ func (p *pool) setFailure(err error) {
 	p.mu.failure = err
 }
 
-// sleep waits between half of d and d, so that the clients of a broker do not come back all at once.
-func sleep(ctx context.Context, d time.Duration) {
+// sleep waits between half of d and d, so that the clients of a broker do not come back all at once; less when there is news of it.
+func (p *pool) sleep(ctx context.Context, d time.Duration) {
+	p.mu.Lock()
+	again := p.mu.again
+	p.mu.Unlock()
 	t := time.NewTimer(d/2 + rand.N(d/2))
 	defer t.Stop()
 	select {
 	case <-t.C:
+	case <-again:
 	case <-ctx.Done():
 	}
 }
@@ -289,7 +450,7 @@ func (p *pool) connectTo(awake context.Context, addr string) (*link, error) {
 	if err != nil {
 		return nil, wire.Errorf(wire.CodeDisconnected, "%v", err)
 	}
-	l := &link{Conn: wire.NewConn(nc, wire.ConnOptions{Buffers: &p.c.buffers, Logger: o.logger}), pool: p, addr: addr}
+	l := &link{Conn: wire.NewConn(nc, wire.ConnOptions{Buffers: &p.c.buffers, Logger: o.logger}), pool: p, addr: addr, moved: make(chan struct{})}
 	p.c.ran.Add(1)
 	go func() {
 		defer p.c.ran.Done()

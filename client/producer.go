@@ -96,7 +96,7 @@ func (p *Producer) sendOne(ctx context.Context, m *Message, id ulid.ULID, born i
 	defer p.c.sends.leave()
 	w := p.c.pending(o)
 	m.encode(&w.one[0], id, born)
-	w.msgs, w.size = w.one[:], m.size()
+	w.msgs, w.size, w.fixed = w.one[:], m.size(), m.Partition != nil
 	queued := l.send(w, width, deadline, rt)
 	return p.await(ctx, l, w, queued)
 }
@@ -151,6 +151,7 @@ func (p *Producer) SendBatch(ctx context.Context, msgs []*Message) ([]Receipt, e
 		for _, k := range part.members {
 			w.msgs = append(w.msgs, encoded[k])
 			w.size += msgs[k].size()
+			w.fixed = w.fixed || msgs[k].Partition != nil
 		}
 		part.pending = w
 		part.queued = part.lane.send(w, part.width, deadline, rt)

@@ -28,7 +28,8 @@ type topic struct {
 
 	mu struct {
 		sync.Mutex
-		lanes []*lane // in order of broker group and partition; those that no route has any more stay
+		lanes    []*lane // in order of broker group and partition; those that no route has any more stay
+		breakers map[string]*breaker
 	}
 }
 
@@ -37,19 +38,69 @@ const routeWatched = math.MaxInt64 / 2
 
 // route is a route as it was answered; immutable.
 type route struct {
-	version    uint64  // at the one broker that it names, and so is topicID; 0: there may be several
-	topicID    uint64  //
-	partitions []*lane // in order of broker group and partition
-	keyed      []*lane // on which order keys fall: those that take messages, also while their broker is away
-	active     []*lane // for other messages, in turn
-	pools      []*pool // of active
-	watched    bool    // it comes from metadata: a broker may learn later of what it says
-	err        error   // not nil: nothing may be sent
+	version    uint64        // at the one broker that it names, and so is topicID; 0: there may be several
+	topicID    uint64        //
+	partitions []*lane       // in order of broker group and partition
+	keyed      []*lane       // on which order keys fall: those that take messages, also while their broker is away
+	active     []*lane       // for other messages, in turn
+	pools      []*pool       // of active
+	groups     []*routeGroup // where other messages may go, those of active first
+	turns      []uint8       // whose turn it is, by weights: places in groups; nil: active has the order
+	watched    bool          // it comes from metadata: a broker may learn later of what it says
+	err        error         // not nil: nothing may be sent
 	overrides  *overrides
 }
 
+// routeGroup is a broker group in a route.
+type routeGroup struct {
+	pool   *pool
+	lanes  []*lane
+	tier   int // 0: of active; 1: there; 2: away
+	weight int
+	turn   atomic.Uint32
+}
+
 // next is where the n-th send to any partition goes.
-func (r *route) next(n uint32) *lane { return r.active[n%uint32(len(r.active))] }
+func (r *route) next(n uint32) *lane {
+	if r.turns == nil {
+		return r.active[n%uint32(len(r.active))]
+	}
+	return r.groups[r.turns[n%uint32(len(r.turns))]].next()
+}
+
+func (g *routeGroup) next() *lane { return g.lanes[g.turn.Add(1)%uint32(len(g.lanes))] }
+
+// byWeight gives each of the groups as many of the turns as its weight says, spread evenly; nil: they have none, or are too many.
+func byWeight(groups []*routeGroup) []uint8 {
+	sum, divisor := 0, 0
+	for _, g := range groups {
+		sum += g.weight
+		for a, b := divisor, g.weight; ; a, b = b, a%b {
+			if b == 0 {
+				divisor = a
+				break
+			}
+		}
+	}
+	if sum == 0 || len(groups) > math.MaxUint8 || sum/divisor > weightTurnsMax {
+		return nil
+	}
+	turns := make([]uint8, sum/divisor)
+	due := make([]int, len(groups))
+	for i := range turns {
+		most := 0
+		for k, g := range groups {
+			if due[k] += g.weight; due[k] > due[most] {
+				most = k
+			}
+		}
+		due[most] -= sum
+		turns[i] = uint8(most)
+	}
+	return turns
+}
+
+const weightTurnsMax = 100_000 // a registry's are 100 together
 
 // find returns a partition; brokerGroup empty: of the first broker group that has it.
 func (r *route) find(brokerGroup string, partition uint16) *lane {
@@ -68,8 +119,22 @@ func (l *lane) is(brokerGroup string, partition uint16) bool {
 
 // overrides are what a registry says of producers' options.
 type overrides struct {
-	timeout time.Duration
+	overriding
 	options sync.Map // *producerOptions, as given -> as they are in force
+}
+
+type overriding struct {
+	timeout    time.Duration // 0: as the options say
+	retries    int           // -1: as the options say
+	moves, set bool          // of order keys; not set: as the options say
+}
+
+func overridesOf(s *wire.ProducerSettings) overriding {
+	o := overriding{timeout: time.Duration(s.GetTimeoutMs()) * time.Millisecond, retries: -1}
+	if s != nil && s.Retries != nil {
+		o.retries = int(min(*s.Retries, math.MaxInt32))
+	}
+	return o
 }
 
 // options returns o as it is in force.
@@ -81,7 +146,13 @@ func (r *route) options(o *producerOptions) *producerOptions {
 		return n.(*producerOptions)
 	}
 	n := new(*o)
-	n.timeout = r.overrides.timeout
+	n.timeout = cmp.Or(r.overrides.timeout, o.timeout)
+	if r.overrides.retries >= 0 {
+		n.retries = r.overrides.retries
+	}
+	if r.overrides.set {
+		n.moveKeys = r.overrides.moves
+	}
 	kept, _ := r.overrides.options.LoadOrStore(o, n) // what has the same options may go in one batch
 	return kept.(*producerOptions)
 }
@@ -182,9 +253,9 @@ func (t *topic) take(v *wire.TopicView, from *pool) []*pool {
 		r.err = newError(opRoute, t.name, -1, "", r.err)
 	}
 	r.watched, r.version = true, 0 // a broker counts its routes by itself
-	if ms := v.Producer.GetTimeoutMs(); ms > 0 {
-		r.overrides = &overrides{timeout: time.Duration(ms) * time.Millisecond}
-		if old != nil && old.overrides != nil && old.overrides.timeout == r.overrides.timeout {
+	if o := overridesOf(v.Producer); o != (overriding{retries: -1}) {
+		r.overrides = &overrides{overriding: o}
+		if old != nil && old.overrides != nil && old.overrides.overriding == o {
 			r.overrides = old.overrides
 		}
 	}
@@ -193,27 +264,20 @@ func (t *topic) take(v *wire.TopicView, from *pool) []*pool {
 	return r.pools
 }
 
-// located are the pools of a route, by broker group, and the data centers of those that are there.
+// located are the pools of a route, by broker group, and what else it says of these.
 type located struct {
-	pools map[string]*pool
-	away  map[string]bool
-	data  map[string]string
+	pools   map[string]*pool
+	away    map[string]bool   // the master
+	data    map[string]string // centers
+	weights map[string]int
 }
 
 func (c *Cluster) locate(answer *wire.RouteResponse, from *pool) located {
-	l := located{map[string]*pool{}, map[string]bool{}, map[string]string{}}
+	l := located{map[string]*pool{}, map[string]bool{}, map[string]string{}, map[string]int{}}
 	for _, g := range answer.GetBrokerGroups() {
-		var addrs []string
-		away := len(g.Brokers) > 0
-		for _, b := range g.Brokers {
-			if !b.Slave {
-				addrs = append(addrs, b.Addresses...)
-				away = away && b.Away
-			}
-		}
-		l.pools[g.BrokerGroup] = c.group(g.BrokerGroup, addrs, from)
-		l.away[g.BrokerGroup] = away
+		l.pools[g.BrokerGroup], l.away[g.BrokerGroup] = c.routed(g, from)
 		l.data[g.BrokerGroup] = g.DataCenter
+		l.weights[g.BrokerGroup] = int(g.Weight)
 	}
 	for _, p := range answer.GetPartitions() {
 		if l.pools[p.BrokerGroup] == nil {
@@ -228,7 +292,7 @@ func (t *topic) read(answer *wire.RouteResponse, from *pool, settings *wire.Prod
 	r := &route{version: answer.GetVersion()}
 	at := t.c.cluster.locate(answer, from)
 	near := ""
-	if settings.GetNear() {
+	if wanted := settings.GetNear(); wanted || t.c.o.near && (settings == nil || settings.Near == nil) {
 		near = cmp.Or(t.c.o.dataCenter, settings.GetDataCenter())
 	}
 	parts := slices.DeleteFunc(answer.GetPartitions(), func(p *wire.PartitionRoute) bool { return p.State == partitionGone })
@@ -276,7 +340,38 @@ func (t *topic) read(answer *wire.RouteResponse, from *pool, settings *wire.Prod
 			r.pools = append(r.pools, p)
 		}
 	}
+	r.group(here, at)
 	return r, nil
+}
+
+// group puts the lanes of order keys, which are all that take messages, into broker groups.
+func (r *route) group(here []*lane, at located) {
+	if len(at.pools) < 2 { // there is nothing to choose
+		return
+	}
+	places := map[*pool]*routeGroup{}
+	for from := 0; from < len(r.keyed); {
+		first, p := r.keyed[from], r.keyed[from].pool.Load()
+		to := from + 1
+		for to < len(r.keyed) && r.keyed[to].pool.Load() == p {
+			to++
+		}
+		if g := places[p]; g != nil { // two names for one broker group
+			g.lanes = append(slices.Clip(g.lanes), r.keyed[from:to]...)
+		} else {
+			places[p] = &routeGroup{pool: p, lanes: r.keyed[from:to:to], tier: 2, weight: at.weights[first.brokerGroup]}
+			r.groups = append(r.groups, places[p])
+		}
+		from = to
+	}
+	for _, l := range here {
+		places[l.pool.Load()].tier = 1
+	}
+	for _, p := range r.pools {
+		places[p].tier = 0
+	}
+	slices.SortStableFunc(r.groups, func(a, b *routeGroup) int { return a.tier - b.tier })
+	r.turns = byWeight(r.groups[:len(r.pools)])
 }
 
 // lanes returns the lanes of partitions, which are in order; they are made where there are none yet.
@@ -300,13 +395,26 @@ func (t *topic) lanes(parts []*wire.PartitionRoute) []*lane {
 		if all[i] == nil {
 			l := &made[0]
 			made = made[1:]
-			l.topic, l.partition, l.brokerGroup = t, p.Partition, p.BrokerGroup
+			l.topic, l.partition, l.brokerGroup, l.refused = t, p.Partition, p.BrokerGroup, t.breaker(p.BrokerGroup)
 			all[i] = l
 			t.mu.lanes = append(t.mu.lanes, l)
 		}
 	}
 	slices.SortFunc(t.mu.lanes, func(a, b *lane) int { return byLocation(a.brokerGroup, a.partition, b.brokerGroup, b.partition) })
 	return all
+}
+
+// breaker is that of a broker group for this topic alone. t.mu is held.
+func (t *topic) breaker(brokerGroup string) *breaker {
+	if t.mu.breakers == nil {
+		t.mu.breakers = map[string]*breaker{}
+	}
+	b := t.mu.breakers[brokerGroup]
+	if b == nil {
+		b = new(breaker)
+		t.mu.breakers[brokerGroup] = b
+	}
+	return b
 }
 
 func compareLane(l *lane, p *wire.PartitionRoute) int {
