@@ -180,7 +180,7 @@ func Retries(n int) ProducerOption {
 
 // MoveOrderKeys sends messages with an order key to another broker group while that of their key is away. So they are not held up, but
 // those before and after the move are in two partitions, and their order is lost. Default: they wait for their broker group, until
-// Timeout. A message with a Partition never moves. The registry's settings of the topic come before this.
+// Timeout. A message with a Partition never moves. They move too where the topic's setting in the registry says so.
 func MoveOrderKeys() ProducerOption {
 	return func(o *producerOptions) error { o.moveKeys = true; return nil }
 }

@@ -124,13 +124,13 @@ type overrides struct {
 }
 
 type overriding struct {
-	timeout    time.Duration // 0: as the options say
-	retries    int           // -1: as the options say
-	moves, set bool          // of order keys; not set: as the options say
+	timeout time.Duration // 0: as the options say
+	retries int           // -1: as the options say
+	moves   bool          // order keys move; false: as the options say
 }
 
 func overridesOf(s *wire.ProducerSettings) overriding {
-	o := overriding{timeout: time.Duration(s.GetTimeoutMs()) * time.Millisecond, retries: -1}
+	o := overriding{timeout: time.Duration(s.GetTimeoutMs()) * time.Millisecond, retries: -1, moves: s.GetOrderKeyMove()}
 	if s != nil && s.Retries != nil {
 		o.retries = int(min(*s.Retries, math.MaxInt32))
 	}
@@ -150,9 +150,7 @@ func (r *route) options(o *producerOptions) *producerOptions {
 	if r.overrides.retries >= 0 {
 		n.retries = r.overrides.retries
 	}
-	if r.overrides.set {
-		n.moveKeys = r.overrides.moves
-	}
+	n.moveKeys = o.moveKeys || r.overrides.moves
 	kept, _ := r.overrides.options.LoadOrStore(o, n) // what has the same options may go in one batch
 	return kept.(*producerOptions)
 }
