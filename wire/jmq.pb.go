@@ -4504,19 +4504,26 @@ func (x *MergeSideRequest) GetLeases() []*SideLease {
 
 // A lease that a slave gave and that is still alive.
 type SideLease struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Client        string                 `protobuf:"bytes,1,opt,name=client,proto3" json:"client,omitempty"`
-	Member        uint32                 `protobuf:"varint,2,opt,name=member,proto3" json:"member,omitempty"`
-	Topic         string                 `protobuf:"bytes,3,opt,name=topic,proto3" json:"topic,omitempty"`
-	Group         string                 `protobuf:"bytes,4,opt,name=group,proto3" json:"group,omitempty"`
-	Namespace     uint32                 `protobuf:"varint,5,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Partition     uint32                 `protobuf:"varint,6,opt,name=partition,proto3" json:"partition,omitempty"`
-	Lease         uint64                 `protobuf:"varint,7,opt,name=lease,proto3" json:"lease,omitempty"`
-	From          uint64                 `protobuf:"varint,8,opt,name=from,proto3" json:"from,omitempty"`
-	To            uint64                 `protobuf:"varint,9,opt,name=to,proto3" json:"to,omitempty"`
-	LeftMs        uint32                 `protobuf:"varint,10,opt,name=left_ms,json=leftMs,proto3" json:"left_ms,omitempty"`
-	Attempt       uint32                 `protobuf:"varint,11,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	Principal     string                 `protobuf:"bytes,12,opt,name=principal,proto3" json:"principal,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Client     string                 `protobuf:"bytes,1,opt,name=client,proto3" json:"client,omitempty"`
+	Member     uint32                 `protobuf:"varint,2,opt,name=member,proto3" json:"member,omitempty"`
+	Topic      string                 `protobuf:"bytes,3,opt,name=topic,proto3" json:"topic,omitempty"`
+	Group      string                 `protobuf:"bytes,4,opt,name=group,proto3" json:"group,omitempty"`
+	Namespace  uint32                 `protobuf:"varint,5,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Partition  uint32                 `protobuf:"varint,6,opt,name=partition,proto3" json:"partition,omitempty"`
+	Lease      uint64                 `protobuf:"varint,7,opt,name=lease,proto3" json:"lease,omitempty"`
+	From       uint64                 `protobuf:"varint,8,opt,name=from,proto3" json:"from,omitempty"`
+	To         uint64                 `protobuf:"varint,9,opt,name=to,proto3" json:"to,omitempty"`
+	LeftMs     uint32                 `protobuf:"varint,10,opt,name=left_ms,json=leftMs,proto3" json:"left_ms,omitempty"`
+	Attempt    uint32                 `protobuf:"varint,11,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Principal  string                 `protobuf:"bytes,12,opt,name=principal,proto3" json:"principal,omitempty"`
+	Kind       uint32                 `protobuf:"varint,13,opt,name=kind,proto3" json:"kind,omitempty"`             // wire.PrincipalKind
+	Generation uint32                 `protobuf:"varint,14,opt,name=generation,proto3" json:"generation,omitempty"` // of (group, partition) when it was given
+	// The record of the last message of [from, to): where it was written first, and in which epoch. With both equal it is the same, and so
+	// is all before it.
+	Position      uint64   `protobuf:"varint,15,opt,name=position,proto3" json:"position,omitempty"`
+	Epoch         uint64   `protobuf:"varint,16,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Released      []uint64 `protobuf:"varint,17,rep,packed,name=released,proto3" json:"released,omitempty"` // from and to of each range that its member gave back
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4635,10 +4642,47 @@ func (x *SideLease) GetPrincipal() string {
 	return ""
 }
 
+func (x *SideLease) GetKind() uint32 {
+	if x != nil {
+		return x.Kind
+	}
+	return 0
+}
+
+func (x *SideLease) GetGeneration() uint32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *SideLease) GetPosition() uint64 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *SideLease) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *SideLease) GetReleased() []uint64 {
+	if x != nil {
+		return x.Released
+	}
+	return nil
+}
+
 type MergeSideResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Merged        uint64                 `protobuf:"varint,1,opt,name=merged,proto3" json:"merged,omitempty"`   // entries
-	Dropped       uint64                 `protobuf:"varint,2,opt,name=dropped,proto3" json:"dropped,omitempty"` // older than a reset, or of records that are not there
+	Merged        uint64                 `protobuf:"varint,1,opt,name=merged,proto3" json:"merged,omitempty"`   // messages that ended by it
+	Dropped       uint64                 `protobuf:"varint,2,opt,name=dropped,proto3" json:"dropped,omitempty"` // messages whose acks are older than a reset, or of records that are not there: they come again
+	Again         uint64                 `protobuf:"varint,3,opt,name=again,proto3" json:"again,omitempty"`     // messages that had ended before
+	Leases        uint64                 `protobuf:"varint,4,opt,name=leases,proto3" json:"leases,omitempty"`   // that are honoured
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4683,6 +4727,20 @@ func (x *MergeSideResponse) GetMerged() uint64 {
 func (x *MergeSideResponse) GetDropped() uint64 {
 	if x != nil {
 		return x.Dropped
+	}
+	return 0
+}
+
+func (x *MergeSideResponse) GetAgain() uint64 {
+	if x != nil {
+		return x.Again
+	}
+	return 0
+}
+
+func (x *MergeSideResponse) GetLeases() uint64 {
+	if x != nil {
+		return x.Leases
 	}
 	return 0
 }
@@ -8782,7 +8840,7 @@ const file_jmq_proto_rawDesc = "" +
 	"\fbroker_group\x18\x01 \x01(\tR\vbrokerGroup\x12\x16\n" +
 	"\x06broker\x18\x02 \x01(\tR\x06broker\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12.\n" +
-	"\x06leases\x18\x04 \x03(\v2\x16.jmq.wire.v1.SideLeaseR\x06leases\"\xae\x02\n" +
+	"\x06leases\x18\x04 \x03(\v2\x16.jmq.wire.v1.SideLeaseR\x06leases\"\xb0\x03\n" +
 	"\tSideLease\x12\x16\n" +
 	"\x06client\x18\x01 \x01(\tR\x06client\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\rR\x06member\x12\x14\n" +
@@ -8796,10 +8854,19 @@ const file_jmq_proto_rawDesc = "" +
 	"\aleft_ms\x18\n" +
 	" \x01(\rR\x06leftMs\x12\x18\n" +
 	"\aattempt\x18\v \x01(\rR\aattempt\x12\x1c\n" +
-	"\tprincipal\x18\f \x01(\tR\tprincipal\"E\n" +
+	"\tprincipal\x18\f \x01(\tR\tprincipal\x12\x12\n" +
+	"\x04kind\x18\r \x01(\rR\x04kind\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x0e \x01(\rR\n" +
+	"generation\x12\x1a\n" +
+	"\bposition\x18\x0f \x01(\x04R\bposition\x12\x14\n" +
+	"\x05epoch\x18\x10 \x01(\x04R\x05epoch\x12\x1a\n" +
+	"\breleased\x18\x11 \x03(\x04R\breleased\"s\n" +
 	"\x11MergeSideResponse\x12\x16\n" +
 	"\x06merged\x18\x01 \x01(\x04R\x06merged\x12\x18\n" +
-	"\adropped\x18\x02 \x01(\x04R\adropped\"F\n" +
+	"\adropped\x18\x02 \x01(\x04R\adropped\x12\x14\n" +
+	"\x05again\x18\x03 \x01(\x04R\x05again\x12\x16\n" +
+	"\x06leases\x18\x04 \x01(\x04R\x06leases\"F\n" +
 	"\x0fTakeOverRequest\x12!\n" +
 	"\fbroker_group\x18\x01 \x01(\tR\vbrokerGroup\x12\x10\n" +
 	"\x03row\x18\x02 \x01(\fR\x03row\"\x12\n" +

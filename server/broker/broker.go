@@ -262,7 +262,7 @@ func (b *Broker) queue(namespace uint32, name, group string) (store.Topic, dispa
 		return t, dispatch.Queue{}, err
 	}
 	q := dispatch.Queue{Topic: topicKey(&t)}
-	if id, ok := b.o.Offsets.Group(namespace, group); ok && b.o.Offsets.Has(id, q.Topic) {
+	if id, ok := b.offsets().Group(namespace, group); ok && b.offsets().Has(id, q.Topic) {
 		q.Group = id
 		return t, q, nil
 	}
@@ -290,7 +290,7 @@ func (s source) Names(q dispatch.Queue) (topic, group string) {
 			topic = t.Name
 		}
 	}
-	for _, g := range s.b.o.Offsets.GroupsOf(q.Topic) {
+	for _, g := range s.b.offsets().GroupsOf(q.Topic) {
 		if g.ID == q.Group {
 			group = g.Name
 		}
@@ -299,9 +299,9 @@ func (s source) Names(q dispatch.Queue) (topic, group string) {
 }
 
 func (s source) Progress(g offset.GroupID, t offset.Topic, p uint16) (offset.Progress, uint32, bool) {
-	return s.b.o.Offsets.Progress(g, t, p)
+	return s.b.offsets().Progress(g, t, p)
 }
 
 func (s source) Policy(g offset.GroupID, t offset.Topic) (offset.Policy, bool) {
-	return s.b.o.Offsets.Policy(g, t)
+	return s.b.offsets().Policy(g, t)
 }

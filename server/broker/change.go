@@ -83,7 +83,7 @@ func (b *Broker) alterGroup(namespace uint32, topic, group string, policy offset
 	if err != nil {
 		return err
 	}
-	was, ok := b.o.Offsets.Policy(q.Group, q.Topic)
+	was, ok := b.offsets().Policy(q.Group, q.Topic)
 	if ok && same(was, policy) {
 		return nil
 	}

@@ -285,7 +285,7 @@ func (b *Broker) gone(q dispatch.Queue, namespace uint32, topic, group string, e
 		b.dispatch.Forget(q)
 		return wire.Errorf(wire.CodeTopicNotFound, "topic %q was deleted", topic)
 	}
-	if !b.o.Offsets.Has(q.Group, q.Topic) {
+	if !b.offsets().Has(q.Group, q.Topic) {
 		b.dispatch.Forget(q)
 		return wire.Errorf(wire.CodeGroupNotFound, "group %q was removed from topic %q", group, topic)
 	}

@@ -174,7 +174,7 @@ func (b *Broker) subscribed(ctx context.Context, r *wire.SubscribeRequest, names
 	if err != nil {
 		return policy, err
 	}
-	has, _ := b.o.Offsets.Policy(q.Group, q.Topic)
+	has, _ := b.offsets().Policy(q.Group, q.Topic)
 	policy = has
 	if r.Policy != nil {
 		if policy, err = policyOf(r.Policy); err != nil {
@@ -227,7 +227,7 @@ func (s *births) beginLocked(b *Broker, key birthKey, a *arrival) error {
 		return nil
 	}
 	// A birth leaves running after the table has it, so nothing is missed between the two.
-	table := b.o.Offsets
+	table := b.offsets()
 	id, known := table.Group(key.group.namespace, key.group.name)
 	if known && table.Has(id, key.topic) {
 		return nil
@@ -304,7 +304,7 @@ func startName(start uint32) string {
 func (b *Broker) bear(key birthKey, id offset.GroupID, t *store.Topic, policy offset.Policy, who *wire.Peer, start uint32, running *birth) error {
 	r := offset.Reset{Operation: offset.Birth, Time: b.o.Now().UnixNano(), Policy: policy, Namespace: key.group.namespace, Group: id, GroupName: key.group.name, Topic: key.topic, TopicName: t.Name,
 		Who: whoText(who), Why: "first subscription"}
-	generation := b.o.Offsets.BirthGeneration()
+	generation := b.offsets().BirthGeneration()
 	for p := range t.Partitions {
 		first, end, err := b.store.Bounds(partitionOf(t, p))
 		if err != nil {

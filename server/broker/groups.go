@@ -45,7 +45,7 @@ func (b *Broker) listGroups(ctx context.Context, r *wire.ListGroupsRequest) (*wi
 		if t.Namespace != namespace {
 			continue
 		}
-		for _, g := range b.o.Offsets.GroupsOf(topicKey(t)) {
+		for _, g := range b.offsets().GroupsOf(topicKey(t)) {
 			if r.Group != "" && g.Name != r.Group {
 				continue
 			}
@@ -77,7 +77,7 @@ func (b *Broker) listGroups(ctx context.Context, r *wire.ListGroupsRequest) (*wi
 // summary is nil for a group that left the topic meanwhile.
 func (b *Broker) summary(t *store.Topic, g offset.NamedGroup) (*wire.GroupSummary, error) {
 	key := topicKey(t)
-	policy, ok := b.o.Offsets.Policy(g.ID, key)
+	policy, ok := b.offsets().Policy(g.ID, key)
 	if !ok {
 		return nil, nil
 	}
@@ -85,7 +85,7 @@ func (b *Broker) summary(t *store.Topic, g offset.NamedGroup) (*wire.GroupSummar
 	row := &wire.GroupSummary{Topic: t.Name, Group: g.Name, Policy: policyMessage(policy), Partitions: t.Partitions,
 		Leased: use.Leased, Members: uint32(use.Members), Waiting: uint32(use.Waiting), ActiveNs: b.active(g.ID, key, &use)}
 	row.Abandoned = b.o.Abandoned(g.ID, key)
-	if moved, ok := b.o.Offsets.LastMove(g.ID, key); ok {
+	if moved, ok := b.offsets().LastMove(g.ID, key); ok {
 		row.LastReset = &wire.GroupReset{TimeNs: moved.Time, Who: moved.Who, Reason: moved.Why}
 	}
 	for p := range t.Partitions {
@@ -106,7 +106,7 @@ func (b *Broker) Active(g offset.GroupID, topic offset.Topic) int64 {
 }
 
 func (b *Broker) active(g offset.GroupID, topic offset.Topic, use *dispatch.Use) int64 {
-	at := b.o.Offsets.Active(g, topic)
+	at := b.offsets().Active(g, topic)
 	if !use.LastFetch.IsZero() {
 		// By the clock as it is now: it may have been set since.
 		at = max(at, b.o.Now().Add(-time.Since(use.LastFetch)).UnixNano())

@@ -45,7 +45,7 @@ func (b *Broker) groupLag(ctx context.Context, r *wire.GroupLagRequest) (*wire.G
 		if err != nil {
 			return nil, err
 		}
-		t, groups = topic, b.o.Offsets.GroupsOf(topicKey(&topic))
+		t, groups = topic, b.offsets().GroupsOf(topicKey(&topic))
 	}
 	if n := len(groups) * int(t.Partitions); n > rowsMax {
 		return nil, wire.Errorf(wire.CodeTooLarge, "%d groups of %d partitions are more than an answer holds: name one group", len(groups), t.Partitions)
@@ -86,7 +86,7 @@ func (b *Broker) groupLag(ctx context.Context, r *wire.GroupLagRequest) (*wire.G
 
 // oldest returns when the first message was stored that has not ended; 0 if it cannot be read.
 func (b *Broker) oldest(t *store.Topic, g offset.GroupID, p uint32, first index.Index) int64 {
-	i, ok := b.o.Offsets.First(g, topicKey(t), uint16(p), first)
+	i, ok := b.offsets().First(g, topicKey(t), uint16(p), first)
 	if !ok {
 		return 0
 	}
@@ -109,7 +109,7 @@ func (b *Broker) standing(t *store.Topic, g offset.GroupID, p uint32) (s standin
 	if s.first, _, err = b.store.Bounds(partitionOf(t, p)); err != nil {
 		return s, false, err
 	}
-	if s.Standing, ok = b.o.Offsets.Standing(g, topicKey(t), uint16(p), s.first); !ok {
+	if s.Standing, ok = b.offsets().Standing(g, topicKey(t), uint16(p), s.first); !ok {
 		return s, false, nil
 	}
 	// The end last: so nothing at or beyond it has ended. A first index that was raised meanwhile is told as it was.

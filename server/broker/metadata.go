@@ -327,9 +327,9 @@ func (b *Broker) dropTopic(ctx context.Context, t *store.Topic, why string) erro
 
 // followGroups gives the groups on a topic the policies that s says.
 func (b *Broker) followGroups(ctx context.Context, s *meta.Snapshot, topic *meta.Object, t *store.Topic) error {
-	for _, g := range b.o.Offsets.GroupsOf(topicKey(t)) {
+	for _, g := range b.offsets().GroupsOf(topicKey(t)) {
 		c := consumerOf(s, topic.Namespace, topic.Name, g.Name)
-		has, ok := b.o.Offsets.Policy(g.ID, topicKey(t))
+		has, ok := b.offsets().Policy(g.ID, topicKey(t))
 		if c == nil || !ok {
 			continue
 		}

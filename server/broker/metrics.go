@@ -138,7 +138,7 @@ func (b *Broker) Metrics() Metrics {
 		MessagesOut: m.messagesOut.Load(), BytesOut: m.bytesOut.Load(),
 		Acks: m.acks.Load(), Releases: m.releases.Load(), AcksRefused: m.acksRefused.Load(), ReadErrors: m.readErrors.Load(),
 		SkippedDamaged: m.skippedDamaged.Load(), SkippedTrimmed: m.skippedTrimmed.Load(),
-		Refused: map[wire.Code]uint64{}, Dispatch: b.dispatch.Metrics(), Offsets: b.o.Offsets.Counts(),
+		Refused: map[wire.Code]uint64{}, Dispatch: b.dispatch.Metrics(), Offsets: b.offsets().Counts(),
 	}
 	for i := range m.durations {
 		out.ProduceDuration.Counts[i] = m.durations[i].Load()

@@ -24,7 +24,7 @@ func (r *room) fill(b *Broker) {
 	defer r.mu.Unlock()
 	r.countLocked(b.store)
 	for _, t := range b.store.Topics() {
-		r.mu.rows += int(t.Partitions) * len(b.o.Offsets.GroupsOf(topicKey(&t)))
+		r.mu.rows += int(t.Partitions) * len(b.offsets().GroupsOf(topicKey(&t)))
 	}
 }
 

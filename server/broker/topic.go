@@ -135,7 +135,7 @@ func (b *Broker) alterTopicBy(ctx context.Context, was *store.Topic, c store.Cha
 		}
 		defer b.births.release(key)
 		more = int(c.Partitions - was.Partitions)
-		rows = more * len(b.o.Offsets.GroupsOf(key))
+		rows = more * len(b.offsets().GroupsOf(key))
 		if err := b.room.more(&b.o, more, rows); err != nil {
 			return *was, err
 		}
@@ -187,7 +187,7 @@ func (b *Broker) deleteTopicBy(ctx context.Context, t *store.Topic, who, why str
 		return err
 	}
 	defer b.births.release(key)
-	groups := len(b.o.Offsets.GroupsOf(key))
+	groups := len(b.offsets().GroupsOf(key))
 	if err := b.store.DeleteTopic(ctx, t.ID, t.Incarnation, who, why); err != nil {
 		return err
 	}
@@ -254,7 +254,7 @@ func (b *Broker) describeTopic(ctx context.Context, r *wire.DescribeTopicRequest
 		response.Partitions = append(response.Partitions, row)
 	}
 	size := proto.Size(response)
-	for _, g := range b.o.Offsets.GroupsOf(topicKey(&t)) {
+	for _, g := range b.offsets().GroupsOf(topicKey(&t)) {
 		if size += len(g.Name) + 4; size > answerBytesMax {
 			return nil, wire.Errorf(wire.CodeTooLarge, "the groups of topic %q are more than an answer holds: list them one by one", t.Name)
 		}

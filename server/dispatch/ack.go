@@ -131,6 +131,12 @@ func (d *Dispatcher) Skip(key Queue, partition uint16, r offset.Range, outcome w
 	p := q.partitions[partition]
 	p.pause = 0
 	r.To = min(r.To, p.end)
+	messages, _ = d.over(p, r, outcome, &out)
+	return messages, d.ticket()
+}
+
+// over ends the messages of r, whoever has them. It returns how many had not ended before, and how many of them a member had.
+func (d *Dispatcher) over(p *partition, r offset.Range, outcome wire.Outcome, out *fetchList) (messages, leased uint64) {
 	for gap := p.progress.GapIn(r); gap.Len() > 0; gap = p.progress.GapIn(offset.Range{From: gap.To, To: r.To}) {
 		d.mu.ends = append(d.mu.ends, p.ends(gap, outcome))
 		messages += gap.Len()
@@ -138,6 +144,7 @@ func (d *Dispatcher) Skip(key Queue, partition uint16, r offset.Range, outcome w
 			part := offset.Range{From: max(gap.From, l.From), To: min(gap.To, l.To)}
 			if n := part.Len() - l.released.Count(part); n > 0 {
 				l.left -= n
+				leased += n
 				p.flight(l.member, -int64(n))
 			}
 		}
@@ -146,14 +153,14 @@ func (d *Dispatcher) Skip(key Queue, partition uint16, r offset.Range, outcome w
 	p.back.Remove(r)
 	for i := 0; i < len(p.leases); {
 		if l := p.leases[i]; l.left == 0 {
-			d.endLease(l, EndedAcked, &out)
+			d.endLease(l, EndedAcked, out)
 			i = 0 // the list is another one, and may have grown
 		} else {
 			i++
 		}
 	}
-	d.changed(p, &out)
-	return messages, d.ticket()
+	d.changed(p, out)
+	return messages, leased
 }
 
 // TakeEnds moves all ends that wait for the disk to the end of ends, and returns the number of their batch, from 1 on

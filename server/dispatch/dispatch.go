@@ -46,8 +46,10 @@ type Options struct {
 	ClientWaitersMax int
 	// LeasesMax bounds the leases: beyond it only fetches that wait are given some. 0: 1,048,576.
 	LeasesMax int
-	// Boot is the part of lease ids that tells this boot from others, 24 bits. 0: random.
+	// Boot is the part of lease ids that tells this boot from others, 23 bits. 0: random.
 	Boot uint32
+	// Elsewhere says that this is a slave's: its lease ids have the top bit set, which those of masters never have, and begin at random.
+	Elsewhere bool
 	// RanOut is called, without a lock, after leases ran out: TakeExpiries may have some. nil: nothing.
 	RanOut func()
 	// Logger gets leases that ran out. nil: nobody.
@@ -102,16 +104,27 @@ var (
 	ErrNoGroup = errors.New("dispatch: no such group on the topic")
 )
 
-// A lease id is (boot, number): 24 bits that are this boot's, 40 that count: 10,000 leases a second last 3 years.
+// A lease id is (0, boot, number): 23 bits that are this boot's, 40 that count: 10,000 leases a second last 3 years. One of a slave is
+// the top bit and a number that counts from a random one on, 62 bits: another each time that it begins to give leases.
 const (
 	leaseNumberBits = 40
-	bootMask        = 1<<24 - 1
+	bootMask        = 1<<23 - 1
+	elsewhereBit    = 1 << 63
 )
+
+// firstID is the lease id below the first one.
+func (o *Options) firstID() uint64 {
+	if !o.Elsewhere {
+		return uint64(o.Boot&bootMask) << leaseNumberBits
+	}
+	b := [8]byte{}
+	rand.Read(b[:]) // never fails
+	return elsewhereBit | binary.LittleEndian.Uint64(b[:])>>2
+}
 
 // Dispatcher hands out leases. It owns one goroutine, which Close ends and waits for.
 type Dispatcher struct {
 	o     Options
-	boot  uint64 // shifted to its place
 	start time.Time
 
 	mu struct {
@@ -123,10 +136,12 @@ type Dispatcher struct {
 		spare       []*member // forgotten members, to be used again
 		spareLeases []*lease
 		alarms      alarms
-		leases      uint64 // number of the last lease
+		first       uint64 // id below that of the first lease
+		leases      uint64 // id of the last lease
 		metrics     Metrics
 		waiting     int
 		stopped     error // not nil: Stop was called
+		held        bool  // nothing is given for now: see Hold
 		ended       []ended
 		alone       []*queue // one member is left in each since the lock was taken: see unlock
 
@@ -175,7 +190,9 @@ func (q *queue) inFlightMax() uint64 {
 // New returns a Dispatcher. Close it.
 func New(o Options) *Dispatcher {
 	o = o.withDefaults()
-	d := &Dispatcher{o: o, boot: uint64(o.Boot&bootMask) << leaseNumberBits, start: time.Now(), quit: make(chan struct{}), done: make(chan struct{})}
+	d := &Dispatcher{o: o, start: time.Now(), quit: make(chan struct{}), done: make(chan struct{})}
+	d.mu.first = o.firstID()
+	d.mu.leases = d.mu.first
 	d.mu.queues = map[Queue]*queue{}
 	d.mu.topics = map[offset.Topic][]*queue{}
 	d.mu.paused = map[offset.Topic]bool{}

@@ -161,7 +161,7 @@ func (st *stage) do(c script.Command) string {
 			if err != nil {
 				c.Fatalf("%v", err)
 			}
-			f.Held = append(f.Held, d.boot|n)
+			f.Held = append(f.Held, d.mu.first|n)
 		}
 		for _, o := range strings.FieldsFunc(c.Args["only"], func(r rune) bool { return r == ',' }) {
 			n, err := strconv.ParseUint(o, 10, 16)
@@ -187,7 +187,7 @@ func (st *stage) do(c script.Command) string {
 		from, to := c.Span("index")
 		lease := uint64(c.Int("lease", 0))
 		if c.Args["boot"] == "" {
-			lease |= d.boot
+			lease |= d.mu.first
 		}
 		item := wire.AckRange{Partition: p, Lease: lease, From: from, To: to, Outcome: wire.Acked}
 		switch c.Name {
@@ -244,7 +244,7 @@ func (st *stage) do(c script.Command) string {
 		messages, ticket := d.Skip(q, p, offset.Range{From: index.Index(from), To: index.Index(to)}, wire.Skipped)
 		return fmt.Sprintf("%d messages in batch %d", messages, ticket)
 	case "extend": // client=a member=0 partition=0 lease=1 by=10m
-		names := []LeaseName{{p, d.boot | uint64(c.Int("lease", 0))}}
+		names := []LeaseName{{p, d.mu.first | uint64(c.Int("lease", 0))}}
 		return d.Extend(q, client, uint32(c.Int("member", 0)), names, c.Duration(c.Str("by", "5m")), nil)[0].String()
 	case "expiries":
 		expiries := d.TakeExpiries()

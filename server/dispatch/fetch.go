@@ -150,9 +150,11 @@ func (d *Dispatcher) serve(f *Fetch, mode fetchMode, out *fetchList) error {
 		d.mu.metrics.Refused++
 		return ErrFull
 	}
-	if p := q.choose(f, d.findMember(f.Client, q, f.Member)); p != nil {
-		d.grant(p, f)
-		return nil
+	if !d.mu.held {
+		if p := q.choose(f, d.findMember(f.Client, q, f.Member)); p != nil {
+			d.grant(p, f)
+			return nil
+		}
 	}
 	if mode == take {
 		return ErrNone

@@ -73,7 +73,15 @@ func (d *Dispatcher) newLease() *lease {
 	return &lease{}
 }
 
-// The lists of leases ascend by id: a new one has the highest.
+// The lists of leases ascend by id: a new one has the highest but for those that were taken in, which lie behind.
+func addLease(list []*lease, l *lease) []*lease {
+	if n := len(list); n == 0 || list[n-1].id < l.id {
+		return append(list, l)
+	}
+	i, _ := findLease(list, l.id)
+	return slices.Insert(list, i, l)
+}
+
 func findLease(list []*lease, id uint64) (int, bool) {
 	return slices.BinarySearchFunc(list, id, func(l *lease, id uint64) int { return cmp.Compare(l.id, id) })
 }
@@ -107,10 +115,10 @@ func (d *Dispatcher) grant(p *partition, f *Fetch) {
 
 	d.mu.leases++
 	l := d.newLease()
-	l.id = d.boot | d.mu.leases&(1<<leaseNumberBits-1)
+	l.id = d.mu.leases
 	l.partition, l.member, l.Range, l.left, l.released, l.count = p, m, run, run.Len(), l.released[:0], count
-	m.leases = append(m.leases, l)
-	p.leases = append(p.leases, l)
+	m.leases = addLease(m.leases, l)
+	p.leases = addLease(p.leases, l)
 	p.flight(m, int64(l.left))
 	lasts := f.For
 	if lasts == 0 {
@@ -313,8 +321,7 @@ func (d *Dispatcher) Extend(key Queue, c Client, member uint32, leases []LeaseNa
 
 // missing says what became of a lease that is not there.
 func (d *Dispatcher) missing(id uint64) wire.Code {
-	number := id &^ (bootMask << leaseNumberBits)
-	if id&(bootMask<<leaseNumberBits) == d.boot && 0 < number && number <= d.mu.leases {
+	if d.mu.first < id && id <= d.mu.leases {
 		return wire.CodeLeaseExpired
 	}
 	return wire.CodeLeaseUnknown
@@ -330,7 +337,7 @@ type Held struct {
 	Member  uint32
 }
 
-// Held returns the leases of a queue, by partition, then in the order in which they were given.
+// Held returns the leases of a queue, by partition, then in the order in which they were given; those that were taken in come last.
 func (d *Dispatcher) Held(key Queue) []Held {
 	d.mu.Lock()
 	defer d.mu.Unlock()

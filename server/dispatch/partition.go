@@ -29,7 +29,7 @@ type partition struct {
 	end        index.Index // committed
 	next       index.Index
 	back       offset.Ranges
-	leases     []*lease // in the order in which they were given
+	leases     []*lease // by id
 	shares     []share  // of its leases, by member
 	inFlight   uint64   // messages, the sum of shares
 	alarm      alarm    // the pause's
@@ -168,7 +168,7 @@ func (p *partition) mark() bool {
 // out, to be called without the lock.
 func (d *Dispatcher) changed(p *partition, out *fetchList) {
 	q := p.queue
-	for p.mark() && d.mu.stopped == nil {
+	for p.mark() && d.mu.stopped == nil && !d.mu.held {
 		f := q.pick(p)
 		if f == nil {
 			return
