@@ -32,6 +32,7 @@ var ranks = map[string]int{
 
 	"server/store/local":   2,
 	"server/dispatch":      2,
+	"server/side":          2,
 	"server/retention":     2,
 	"server/meta/sqlstore": 2,
 	"server/registry":      2,

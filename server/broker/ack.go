@@ -22,6 +22,13 @@ var outcomes = map[wire.Outcome]string{
 
 // Ack implements wire.Broker.
 func (b *Broker) Ack(ctx context.Context, r *wire.AckRequest, done func(*wire.AckResponse, error)) {
+	if s := b.slave; s != nil {
+		if !s.enter() {
+			done(nil, b.refuse(b.outside()))
+			return
+		}
+		defer s.leave()
+	}
 	c := b.acks.call(done)
 	ticket, err := b.ack(ctx, r, c)
 	if err != nil {
@@ -71,6 +78,12 @@ const (
 
 // Extend implements wire.Broker.
 func (b *Broker) Extend(ctx context.Context, r *wire.ExtendRequest) (*wire.ExtendResponse, error) {
+	if s := b.slave; s != nil {
+		if !s.enter() {
+			return nil, b.refuse(b.outside())
+		}
+		defer s.leave()
+	}
 	response, err := b.extend(ctx, r)
 	if err != nil {
 		return nil, b.refuse(err)
@@ -187,11 +200,14 @@ func (a *acks) wait(c *ackCall, ticket uint64) {
 	a.mu.open++
 	a.mu.Unlock()
 	a.b.watch.begin()
-	a.b.store.Kick()
+	a.b.kickAcks()
 }
 
 // Gather is the store's: all ends that were acked since the last commit become one record, and all leases that ran out.
 func (b *Broker) Gather(add func(kind journal.Kind, payload []byte, done func(error))) {
+	if b.slave != nil {
+		return // the side file has them
+	}
 	b.gatherEnds(add)
 	if expiries := b.dispatch.TakeExpiries(); len(expiries) > 0 {
 		add(journal.KindLeaseExpiry, offset.AppendExpiries(nil, expiries), func(err error) {
@@ -323,7 +339,7 @@ func (a *acks) close() {
 	a.mu.Lock()
 	if a.mu.open > 0 {
 		a.mu.Unlock()
-		a.b.store.Kick()
+		a.b.kickAcks()
 		a.mu.Lock()
 	}
 	for a.mu.open > 0 {

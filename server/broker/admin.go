@@ -15,7 +15,7 @@ const reasonBytesMax = 1 << 10
 // made: a generation that is one higher, a topic that is gone. do gets a context that does not end with the caller's: what was
 // begun is seen through to its commit, and what has to follow it is done. So ctx bounds the waiting for others only.
 func (b *Broker) change(ctx context.Context, reason string, do func(context.Context) error) error {
-	if err := b.check(); err != nil {
+	if err := b.master(); err != nil {
 		return err
 	}
 	if len(reason) > reasonBytesMax {

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 	"github.com/jmqio/jmq/server/dispatch"
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/offset"
+	"github.com/jmqio/jmq/server/side"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
 )
@@ -22,6 +24,15 @@ type Options struct {
 	Offsets *offset.Table
 	// BrokerGroup is told in routes.
 	BrokerGroup string
+	// Broker is this one's name, for logs and for masters that it ships a side file to.
+	Broker string
+	// Slave says that this broker's store follows a master's: nothing is answered but between Serve and StopServing, and what
+	// only a master does is CodeNotMaster.
+	Slave bool
+	// Side is the side file: of a slave that shall serve, and of a master that may have been one. nil: there is none.
+	Side *side.File
+	// Masters returns the master's addresses, for those who ask a slave. nil: not told.
+	Masters func() []string
 	// Metadata says that a registry rules this broker: rights, limits and topics are those of the snapshots given to Apply, nothing
 	// is served before the first, and topics are made by Apply only. false: everybody may do everything.
 	Metadata bool
@@ -54,7 +65,7 @@ type Options struct {
 	Readers int
 	// Flush is called when answers were given from a goroutine of the broker's own, after the last of some. nil: nothing.
 	Flush func()
-	// Boot makes lease ids of this boot differ from others', 24 bits. 0: random.
+	// Boot makes lease ids of this boot differ from others', 23 bits. 0: random. Those of slaves are random.
 	Boot   uint32
 	Logger *slog.Logger // nil: nobody
 }
@@ -116,7 +127,12 @@ type Broker struct {
 	o        Options
 	store    store.Store
 	dispatch *dispatch.Dispatcher
+	table    atomic.Pointer[offset.Table] // Options.Offsets, or what a slave serves by
+	slave    *slave                       // nil: this is a master
+	hold     hold
+	merges   mergeCounts
 	state    atomic.Int32
+	stopped  atomic.Pointer[error] // what is answered when state is stateFailed; set before
 	codec    wire.Codec
 	readers  readers
 	acks     acks
@@ -161,8 +177,12 @@ func New(o Options) *Broker {
 	b := &Broker{o: o.withDefaults(), changes: make(chan struct{}, 1), heavy: make(chan struct{}, 1)}
 	b.dispatch = dispatch.New(dispatch.Options{
 		Source: source{b}, AckTimeout: o.AckTimeout, Grace: o.Grace, WaitersMax: o.WaitersMax, Boot: o.Boot, Logger: o.Logger,
-		RanOut: b.kick,
+		RanOut: b.kick, Elsewhere: o.Slave,
 	})
+	b.table.Store(o.Offsets)
+	if o.Slave {
+		b.slave = &slave{b: b, wake: make(chan struct{}, 1)}
+	}
 	b.acks.init(b)
 	b.watch.b = b
 	b.births.init()
@@ -191,15 +211,19 @@ func (b *Broker) Start(s store.Store) {
 // kick lets what waits for the next commit not wait for somebody who asks for one.
 func (b *Broker) kick() {
 	if b.state.Load() == stateServing {
-		b.store.Kick()
+		b.kickAcks()
 	}
 }
 
 // Close refuses new requests, ends fetches that wait with CodeStopping, waits for the commit of the acks that were taken,
 // and ends the goroutines. The store is closed after it.
 func (b *Broker) Close() {
+	b.release(0, "the broker is being stopped")
 	b.state.Store(stateStopping)
 	b.dispatch.Stop(wire.Errorf(wire.CodeStopping, "the broker is being stopped"))
+	if b.slave != nil {
+		b.StopServing() // answers the acks under way
+	}
 	b.acks.close()
 	b.watch.close()
 	b.dispatch.Close()
@@ -209,19 +233,44 @@ func (b *Broker) Close() {
 // OnCommit is the store's Watch.
 func (b *Broker) OnCommit(p store.Partition, end index.Index) { b.dispatch.Commit(p, end) }
 
+// offsets is the table that the broker goes by.
+func (b *Broker) offsets() *offset.Table { return b.table.Load() }
+
 // check returns an error while the broker takes no requests.
 func (b *Broker) check() error {
+	if err := b.ready(); err != nil {
+		return err
+	}
+	if b.slave != nil && !b.slave.serving.Load() {
+		return b.notMaster()
+	}
+	return nil
+}
+
+// master returns an error while the broker takes nothing that only a master does.
+func (b *Broker) master() error {
+	if err := b.ready(); err != nil {
+		return err
+	}
+	if b.slave != nil {
+		return b.notMaster()
+	}
+	return nil
+}
+
+// ready returns an error while the broker can do nothing at all.
+func (b *Broker) ready() error {
 	switch b.state.Load() {
 	case stateNew:
 		return wire.Errorf(wire.CodeStopping, "the broker is not started yet")
 	case stateStopping:
 		return wire.Errorf(wire.CodeStopping, "the broker is being stopped")
 	case stateFailed:
-		return errStopped
+		return *b.stopped.Load()
 	}
 	if err := b.store.Err(); err != nil {
 		b.fail(err)
-		return errStopped
+		return *b.stopped.Load()
 	}
 	return nil
 }
@@ -230,15 +279,25 @@ var errStopped = wire.Errorf(wire.CodeFailed, failedText)
 
 // fail notes that the store has stopped: nothing is served any more, since what is in memory may be ahead of the disk.
 func (b *Broker) fail(err error) {
-	if b.state.CompareAndSwap(stateServing, stateFailed) {
-		b.o.Logger.Error("the broker stops serving: its store has failed", "err", err)
-		b.dispatch.Stop(errStopped)
+	why := error(errStopped)
+	if err := coded(cmp.Or(b.store.Err(), err)); wire.CodeOf(err) == wire.CodeNotMaster {
+		why = err
 	}
+	b.stopped.CompareAndSwap(nil, &why)
+	if !b.state.CompareAndSwap(stateServing, stateFailed) {
+		return
+	}
+	if wire.CodeOf(why) == wire.CodeNotMaster {
+		b.o.Logger.Warn("the broker stops serving: it is not the master any more", "err", err)
+	} else {
+		b.o.Logger.Error("the broker stops serving: its store has failed", "err", err)
+	}
+	b.dispatch.Stop(why)
 }
 
 // failedBy calls fail if err, of an append, says that the store has stopped.
 func (b *Broker) failedBy(err error) {
-	if errors.Is(err, errUnknown) || errors.Is(err, errFailed) {
+	if errors.Is(err, errUnknown) || errors.Is(err, errFailed) || errors.Is(err, side.ErrFailed) {
 		b.fail(err)
 	}
 }

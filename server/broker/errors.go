@@ -7,6 +7,8 @@ import (
 
 	"github.com/jmqio/jmq/server/dispatch"
 	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/replica"
+	"github.com/jmqio/jmq/server/side"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
 )
@@ -25,7 +27,11 @@ var codes = []struct {
 	text  string
 }{
 	{journal.ErrUnknown, wire.CodeUnknown, 0, "a write or sync failed: it may be stored"},
+	{replica.ErrNotMaster, wire.CodeNotMaster, 0, "this broker is not the master any more"},
+	{replica.ErrFenced, wire.CodeNotMaster, 0, "another broker is the master now"},
 	{journal.ErrFailed, wire.CodeFailed, 0, failedText},
+	{side.ErrFailed, wire.CodeUnknown, 0, "a write or sync of the side file failed: it may be stored"},
+	{side.ErrFull, wire.CodeNoSpace, 0, "no more acks can be kept for the master: the side file is as large as it may become"},
 	{journal.ErrBusy, wire.CodeBusy, busyRetry, "too much waits for the disk"},
 	{journal.ErrNoSpace, wire.CodeNoSpace, 0, "no space is left on the disk"},
 	{journal.ErrClosed, wire.CodeStopping, 0, "the broker is being stopped"},

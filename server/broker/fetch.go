@@ -32,6 +32,13 @@ type fetchCall struct {
 
 // Fetch implements wire.Broker.
 func (b *Broker) Fetch(ctx context.Context, r *wire.FetchRequest, done func(*wire.FetchResponse, error)) {
+	if s := b.slave; s != nil {
+		if !s.enter() {
+			done(nil, b.refuse(b.outside()))
+			return
+		}
+		defer s.leave()
+	}
 	c, err := b.fetchCall(ctx, r, done)
 	if err != nil {
 		err = coded(err)
@@ -165,10 +172,18 @@ func (c *fetchCall) unwatch() {
 }
 
 // Granted implements dispatch.Waiter. This may be the journal's committer: a reader goes on.
-func (c *fetchCall) Granted(*dispatch.Fetch) { c.b.readers.push(c) }
+func (c *fetchCall) Granted(*dispatch.Fetch) {
+	if s := c.b.slave; s != nil {
+		s.stay() // until resume: StopServing waits for it, and knows what became of the lease
+	}
+	c.b.readers.push(c)
+}
 
 // resume goes on with a fetch that was parked.
 func (c *fetchCall) resume() {
+	if s := c.b.slave; s != nil {
+		defer s.leave()
+	}
 	c.unwatch()
 	switch {
 	case c.Err == nil:
@@ -212,7 +227,7 @@ func (c *fetchCall) deliver() bool {
 	if err == nil && next <= l.From {
 		err = errors.New("broker: a leased message is not there")
 	}
-	if gap, why := gapOf(b.store, p, err); why != 0 && gap.To > l.From {
+	if gap, why := gapOf(b.store, p, err); why != 0 && gap.To > l.From && (b.slave == nil || why != wire.GapDamaged) { // what is damaged here the master may have
 		return c.skip(gap, why)
 	}
 	if errors.Is(err, store.ErrNoPartition) { // deleted since the lease was given
@@ -250,7 +265,7 @@ func (c *fetchCall) skip(gap store.GapError, why wire.GapReason) bool {
 	if n == 0 {
 		return false
 	}
-	b.store.Kick() // the ends are journalled by the next commit, and nobody else may ask for one
+	b.kickAcks() // the ends are journalled by the next commit, and nobody else may ask for one
 	b.metrics.skipped(why, n)
 	b.o.Logger.Warn("a group was moved over messages that will never come", "topic", c.topic, "group", c.group, "partition", partition,
 		"index", from, "to", gap.To, "messages", n, "why", why)

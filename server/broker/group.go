@@ -181,7 +181,7 @@ func (b *Broker) subscribed(ctx context.Context, r *wire.SubscribeRequest, names
 			return policy, err
 		}
 	}
-	if policy = policyBy(g.policy, policy); same(has, policy) {
+	if policy = policyBy(g.policy, policy); same(has, policy) || b.slave != nil { // its master alters it, when it is back
 		return has, nil
 	}
 	return policy, b.change(ctx, "", func(ctx context.Context) error {
@@ -231,6 +231,9 @@ func (s *births) beginLocked(b *Broker, key birthKey, a *arrival) error {
 	id, known := table.Group(key.group.namespace, key.group.name)
 	if known && table.Has(id, key.topic) {
 		return nil
+	}
+	if err := b.master(); err != nil {
+		return err // a slave knows those that its master had committed
 	}
 	if n := table.Subscriptions() + len(s.mu.running); n >= b.o.SubscriptionsMax {
 		return wire.Errorf(wire.CodeTooLarge, "there are %d subscriptions, which is as many as can be", n)

@@ -69,10 +69,10 @@ func (m *metadata) init() {
 // A topic is deleted only when the registry had told of it and, in the same generation and not before, says that it is gone, or another one now.
 // What the registry does not know (it lost it, or never knew it), and what this broker group shall not have any more but is not empty, is kept, and not served.
 func (b *Broker) Apply(ctx context.Context, s *meta.Snapshot) error {
-	if err := b.check(); err != nil {
+	if err := b.ready(); err != nil {
 		return err
 	}
-	if err := b.takeOver(s); err != nil {
+	if err := b.takeOver(s); err != nil || b.slave != nil { // a slave's topics and groups follow its master's
 		return err
 	}
 	m := &b.metadata

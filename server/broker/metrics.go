@@ -44,6 +44,7 @@ type Metrics struct {
 	Metadata        MetadataMetrics
 	Dispatch        dispatch.Metrics
 	Offsets         offset.Counts
+	Side            SideMetrics
 }
 
 // MetadataMetrics say which metadata a broker follows.
@@ -138,7 +139,7 @@ func (b *Broker) Metrics() Metrics {
 		MessagesOut: m.messagesOut.Load(), BytesOut: m.bytesOut.Load(),
 		Acks: m.acks.Load(), Releases: m.releases.Load(), AcksRefused: m.acksRefused.Load(), ReadErrors: m.readErrors.Load(),
 		SkippedDamaged: m.skippedDamaged.Load(), SkippedTrimmed: m.skippedTrimmed.Load(),
-		Refused: map[wire.Code]uint64{}, Dispatch: b.dispatch.Metrics(), Offsets: b.offsets().Counts(),
+		Refused: map[wire.Code]uint64{}, Dispatch: b.dispatch.Metrics(), Offsets: b.offsets().Counts(), Side: b.sideMetrics(),
 	}
 	for i := range m.durations {
 		out.ProduceDuration.Counts[i] = m.durations[i].Load()

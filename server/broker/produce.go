@@ -51,7 +51,7 @@ func (b *Broker) Produce(ctx context.Context, r *wire.ProduceRequest, done func(
 // append judges the request and hands it to the store. On nil, onCommit answers and c may be another call's already.
 func (c *produceCall) append(ctx context.Context, r *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) error {
 	b := c.b
-	if err := b.check(); err != nil {
+	if err := b.master(); err != nil {
 		return err
 	}
 	peer := wire.PeerFrom(ctx)

@@ -29,10 +29,10 @@ func BenchmarkRights(b *testing.B) {
 	const most = 500
 	for _, path := range []struct {
 		name string
-		turn func(s *side, n int) (cpu time.Duration)
+		turn func(s *contender, n int) (cpu time.Duration)
 	}{
-		{"produce", func(s *side, n int) time.Duration { return cpuOf(func() { s.produce(n) }) }},
-		{"consume", func(s *side, n int) time.Duration {
+		{"produce", func(s *contender, n int) time.Duration { return cpuOf(func() { s.produce(n) }) }},
+		{"consume", func(s *contender, n int) time.Duration {
 			s.produce(n)
 			return cpuOf(func() { s.consume(n) })
 		}},
@@ -44,7 +44,7 @@ func BenchmarkRights(b *testing.B) {
 			b.ResetTimer()
 			for i := range b.N {
 				var x, y float64
-				turn := func(s *side, us *float64) { *us = float64(path.turn(s, most).Nanoseconds()) / most / 1e3 }
+				turn := func(s *contender, us *float64) { *us = float64(path.turn(s, most).Nanoseconds()) / most / 1e3 }
 				if i%2 == 0 {
 					turn(without, &x)
 					turn(with, &y)
@@ -98,8 +98,8 @@ type unsyncedFile struct{ vfs.File }
 func (unsyncedFile) Sync() error     { return nil }
 func (unsyncedFile) SyncData() error { return nil }
 
-// side is one of two brokers that are compared.
-type side struct {
+// contender is one of two brokers that are compared.
+type contender struct {
 	*world
 	shop, pay []context.Context // sessions
 	id        store.Topic
@@ -111,8 +111,8 @@ const (
 	benchInFlight = 16 // of a session
 )
 
-func benchSide(b *testing.B, metadata bool) *side {
-	s := &side{world: &world{t: b, offsets: offset.NewTable()}, one: batch(b, 1, 1024)}
+func benchSide(b *testing.B, metadata bool) *contender {
+	s := &contender{world: &world{t: b, offsets: offset.NewTable()}, one: batch(b, 1, 1024)}
 	s.broker = New(Options{Offsets: s.offsets, Metadata: metadata, BrokerGroup: "here"})
 	var err error
 	if s.store, err = local.Open(local.Options{FS: unsynced{vfs.Default}, Dir: b.TempDir(), Tables: []store.Table{s.offsets}, Gather: s.broker.Gather, SegmentBytesMax: 8 << 20, SegmentBytesFirst: 8 << 20}); err != nil {
@@ -153,7 +153,7 @@ func benchSide(b *testing.B, metadata bool) *side {
 }
 
 // produce sends n messages as sessions do: some at a time, with one commit.
-func (s *side) produce(n int) {
+func (s *contender) produce(n int) {
 	var all sync.WaitGroup
 	for i, ctx := range s.shop {
 		all.Go(func() {
@@ -193,7 +193,7 @@ func (s *side) produce(n int) {
 }
 
 // consume fetches and acks n messages that are there, one at a time by each of 64 members.
-func (s *side) consume(n int) {
+func (s *contender) consume(n int) {
 	var left atomic.Int64
 	left.Store(int64(n))
 	var all sync.WaitGroup

@@ -32,7 +32,7 @@ func (b *Broker) CreateTopic(ctx context.Context, r *wire.CreateTopicRequest) (*
 }
 
 func (b *Broker) createTopic(ctx context.Context, r *wire.CreateTopicRequest) (store.Topic, error) {
-	if err := b.check(); err != nil {
+	if err := b.master(); err != nil {
 		return store.Topic{}, err
 	}
 	if err := b.ruled(); err != nil {

@@ -54,7 +54,7 @@ func (w *watch) look() {
 		w.begin()
 	}
 	if acks {
-		w.b.store.Kick()
+		w.b.kickAcks()
 	}
 }
 
