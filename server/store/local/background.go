@@ -204,6 +204,34 @@ func (s *Store) Checkpoint() error {
 // be on a full disk of its own.
 const tailBytesFailed = 64 << 20
 
+// moment is what the records below a position say, as far as it changes with the next: the rest the index knows by position.
+type moment struct {
+	end     journal.Position
+	epoch   journal.Epoch
+	dropped []index.Key
+	states  []byte // of the tables, one after the other
+	ends    []int  // where each ends
+}
+
+// momentLocked takes the moment; the tables' states go to buf. s.apply and background.work are held; the caller drops what was dropped.
+func (s *Store) momentLocked(buf []byte) moment {
+	m := moment{end: s.apply.end, epoch: s.apply.epoch, dropped: s.takeDroppedLocked(), states: buf, ends: make([]int, 0, len(s.tables))}
+	for _, t := range s.tables {
+		m.states = t.Snapshot(m.states)
+		m.ends = append(m.ends, len(m.states))
+	}
+	return m
+}
+
+// writeTables writes what the tables said at a moment.
+func (s *Store) writeTables(w *checkpointWriter, m *moment) {
+	from := 0
+	for i, t := range s.tables {
+		w.table(t.Name(), m.states[from:m.ends[i]])
+		from = m.ends[i]
+	}
+}
+
 // checkpoint takes position and tables at one moment, which is all that appends wait for; then lets the index move what it
 // has below that position into a run, if it is enough; then writes what the index still holds itself, and which runs it
 // has.
@@ -217,34 +245,29 @@ func (s *Store) checkpoint() error {
 
 	begin, trims := time.Now(), s.trims.Load()
 	h := checkpointHeader{StoreID: s.folder.storeID, Created: s.opt.Now().UnixNano()}
-	ends := make([]int, 0, len(s.tables))
 	s.apply.Lock()
 	locked := time.Now()
 	err, since := s.apply.err, s.apply.since
 	if s.opt.Follow && s.lost.any {
 		s.recoverEnds() // where this is opened as a master from this checkpoint, the hole is not met again
 	}
-	h.Position, h.Epoch = s.apply.end, s.apply.epoch
 	held := s.apply.hold
-	dropped := s.takeDroppedLocked()
-	states := b.buf[:0]
 	b.mu.Lock()
-	same := h.Position == b.mu.position && trims == b.trims && !b.rebuilt
+	same := s.apply.end == b.mu.position && trims == b.trims && !b.rebuilt
 	b.mu.Unlock()
+	m := moment{end: s.apply.end, epoch: s.apply.epoch}
 	if err == nil && !same && !held {
-		for _, t := range s.tables {
-			states = t.Snapshot(states)
-			ends = append(ends, len(states))
-		}
+		m = s.momentLocked(b.buf[:0])
+		b.buf = m.states
 	}
+	h.Position, h.Epoch = m.end, m.epoch
 	s.apply.Unlock()
 	took := time.Since(locked)
-	b.buf = states
-	s.dropPartitions(dropped)
+	s.dropPartitions(m.dropped)
 	if err != nil || same && !held {
 		return err
 	}
-	if held {
+	if held { // what recovery would read is not made less, but memory is kept bounded
 		if s.index.TailBytes() > s.opt.IndexTailBytesMax {
 			_, err = s.index.Flush(uint64(h.Position))
 		}
@@ -276,11 +299,7 @@ func (s *Store) checkpoint() error {
 		if err != nil {
 			return err
 		}
-		from := 0
-		for i, t := range s.tables {
-			w.table(t.Name(), states[from:ends[i]])
-			from = ends[i]
-		}
+		s.writeTables(w, &m)
 		return w.err
 	})
 	if err != nil {

@@ -75,11 +75,16 @@ type checkpointHeader struct {
 }
 
 func (h *checkpointHeader) encode(b []byte) []byte {
+	return h.encodeAs(b, checkpointMagic, checkpointVersion)
+}
+
+// encodeAs is encode for a file of another kind with the same header.
+func (h *checkpointHeader) encodeAs(b []byte, magic [8]byte, version uint32) []byte {
 	n := len(b)
 	b = append(b, make([]byte, checkpointHeaderBytes)...)
 	p := b[n:]
-	copy(p, checkpointMagic[:])
-	binary.LittleEndian.PutUint32(p[8:], checkpointVersion)
+	copy(p, magic[:])
+	binary.LittleEndian.PutUint32(p[8:], version)
 	copy(p[16:], h.StoreID[:])
 	binary.LittleEndian.PutUint64(p[32:], uint64(h.Position))
 	binary.LittleEndian.PutUint64(p[40:], uint64(h.Created))
@@ -88,18 +93,18 @@ func (h *checkpointHeader) encode(b []byte) []byte {
 	return b
 }
 
-func decodeCheckpointHeader(p []byte) (h checkpointHeader, err error) {
+func decodeCheckpointHeader(p []byte, magic [8]byte, version uint32) (h checkpointHeader, err error) {
 	switch {
 	case len(p) < checkpointHeaderBytes:
 		return h, fmt.Errorf("%w: %d bytes", errCheckpoint, len(p))
-	case !bytes.Equal(p[:8], checkpointMagic[:]):
+	case !bytes.Equal(p[:8], magic[:]):
 		return h, fmt.Errorf("%w: foreign content", errCheckpoint)
 	case crc32.Checksum(p[:60], castagnoli) != binary.LittleEndian.Uint32(p[60:]):
 		return h, fmt.Errorf("%w: checksum of the header is wrong", errCheckpoint)
 	}
-	if v := binary.LittleEndian.Uint32(p[8:]); v > checkpointVersion {
-		return h, fmt.Errorf("%w: checkpoint has version %d, this program reads up to %d", ErrVersion, v, checkpointVersion)
-	} else if v < checkpointVersion {
+	if v := binary.LittleEndian.Uint32(p[8:]); v > version {
+		return h, fmt.Errorf("%w: it has version %d, this program reads up to %d", ErrVersion, v, version)
+	} else if v < version {
 		return h, fmt.Errorf("%w: it has version %d", errCheckpoint, v)
 	}
 	copy(h.StoreID[:], p[16:])
@@ -111,7 +116,7 @@ func decodeCheckpointHeader(p []byte) (h checkpointHeader, err error) {
 
 // checkpointWriter writes blocks through one buffer.
 type checkpointWriter struct {
-	f      vfs.File
+	f      io.WriterAt
 	offset int64
 	buf    []byte
 	number uint32
@@ -144,6 +149,15 @@ func (w *checkpointWriter) end(at int) {
 	binary.LittleEndian.PutUint32(p, uint32(len(p)-blockHeaderBytes))
 	binary.LittleEndian.PutUint32(p[4:], crc32.Checksum(p[8:], castagnoli))
 	w.write(false)
+}
+
+// finish writes the end.
+func (w *checkpointWriter) finish() error {
+	if w.err == nil {
+		w.end(w.begin(blockEnd))
+		w.write(true)
+	}
+	return w.err
 }
 
 func (w *checkpointWriter) runs(covered uint64, list []index.RunID) {
@@ -213,13 +227,18 @@ type checkpointVisitor struct {
 // readCheckpoint decodes a checkpoint. With a nil visitor it only checks that it is whole. Errors that are not the
 // reader's or the visitor's wrap errCheckpoint or ErrVersion. Memory is bounded by the largest table.
 func readCheckpoint(r io.Reader, v *checkpointVisitor) (h checkpointHeader, err error) {
+	return readBlocks(r, checkpointMagic, checkpointVersion, v)
+}
+
+// readBlocks is readCheckpoint for a file of another kind with the same blocks.
+func readBlocks(r io.Reader, magic [8]byte, version uint32, v *checkpointVisitor) (h checkpointHeader, err error) {
 	br := bufio.NewReaderSize(r, 256<<10)
 	var head [checkpointHeaderBytes]byte
 	n, err := io.ReadFull(br, head[:])
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 		return h, err
 	}
-	if h, err = decodeCheckpointHeader(head[:n]); err != nil {
+	if h, err = decodeCheckpointHeader(head[:n], magic, version); err != nil {
 		return h, err
 	}
 	var (
@@ -458,11 +477,7 @@ func (f *folder) writeCheckpoint(h *checkpointHeader, fill func(*checkpointWrite
 		return 0, fmt.Errorf("store: make %s: %w", name, err)
 	}
 	w := &checkpointWriter{f: vf, buf: h.encode(nil)}
-	if w.err = fill(w); w.err == nil {
-		w.end(w.begin(blockEnd))
-		w.write(true)
-	}
-	if w.err == nil {
+	if w.err = fill(w); w.finish() == nil {
 		w.err = vf.Sync()
 	}
 	if err := errors.Join(w.err, vf.Close()); err != nil {

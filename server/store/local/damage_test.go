@@ -191,7 +191,7 @@ func TestCheckpointOfAnotherStore(t *testing.T) {
 
 	newest := find(t, mem, "/store", checkpointSuffix)
 	change(t, mem, newest[len(newest)-1], func(b []byte) []byte {
-		h, err := decodeCheckpointHeader(b)
+		h, err := decodeCheckpointHeader(b, checkpointMagic, checkpointVersion)
 		if err != nil {
 			t.Fatal(err)
 		}

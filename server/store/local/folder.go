@@ -148,6 +148,14 @@ func (f *folder) identify() error {
 		return err
 	}
 	// STORE comes last: where it is, the folders' names and that of the store's own folder are on disk. openFolder syncs it.
+	if err := f.makeFolders(); err != nil {
+		return err
+	}
+	return f.writeIdentity()
+}
+
+// makeFolders makes those of journal and index, durably, and gives the store an id.
+func (f *folder) makeFolders() error {
 	parents := []string{f.dir, f.fs.PathDir(f.dir)}
 	for _, sub := range []string{f.journal, f.index} {
 		if err := f.fs.MkdirAll(sub, 0o700); err != nil {
@@ -165,7 +173,7 @@ func (f *folder) identify() error {
 	if _, err := rand.Read(f.storeID[:]); err != nil {
 		return fmt.Errorf("store: make a store id: %w", err)
 	}
-	return f.writeIdentity()
+	return nil
 }
 
 func (f *folder) writeIdentity() error {

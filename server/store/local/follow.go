@@ -325,11 +325,12 @@ func (s *Store) trimAlong() error {
 		t.raised, t.after = begin, s.Applied()
 		s.trims.Add(1)
 	}
-	if t.raised <= s.log.Begin() || s.background.floor() <= t.after {
+	to := s.reclaiming.pinned(t.raised)
+	if to <= s.log.Begin() || s.background.floor() <= t.after {
 		return nil
 	}
-	if err := s.log.Trim(t.raised); err != nil {
-		return fmt.Errorf("store: trim the log along to %d: %w", t.raised, err)
+	if err := s.log.Trim(to); err != nil {
+		return fmt.Errorf("store: trim the log along to %d: %w", to, err)
 	}
 	return nil
 }

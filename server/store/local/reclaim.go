@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -38,7 +40,31 @@ type reclaiming struct {
 	mu struct {
 		sync.Mutex
 		bytes, carried, carriedRecords int64
+		pins                           []*journal.Position
 	}
+}
+
+// pin keeps the log from p on until release is called.
+func (r *reclaiming) pin(p journal.Position) (release func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	mine := &p
+	r.mu.pins = append(r.mu.pins, mine)
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.mu.pins = slices.DeleteFunc(r.mu.pins, func(p *journal.Position) bool { return p == mine })
+	}
+}
+
+// pinned returns up to where the log may be trimmed, to at most.
+func (r *reclaiming) pinned(to journal.Position) journal.Position {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range r.mu.pins {
+		to = min(to, *p)
+	}
+	return to
 }
 
 // Reclaim frees the oldest segments that nothing needs any more, or little.
@@ -104,7 +130,11 @@ func (s *Store) sealed() []journal.SegmentInfo {
 // free returns the end of the last of these segments below which the index needs nothing.
 func (s *Store) free(segments []journal.SegmentInfo) (to journal.Position) {
 	oldest, any := s.index.Oldest()
+	pinned := s.reclaiming.pinned(math.MaxUint64)
 	for _, seg := range segments {
+		if seg.End > pinned {
+			break
+		}
 		if any && journal.Position(oldest) < seg.End && !planted.Bug("store: segment freed though it is needed") {
 			break
 		}
@@ -449,6 +479,7 @@ func (r *batchReader) moves(rec *journal.Record, each func(store.Partition, inde
 		if err != nil {
 			return err
 		}
+		batch.Stored = c.Stored // an index that is made again may not meet the first writing
 		return each(p, first, batch)
 	}
 	p, first, to, err := c.lost()
