@@ -74,9 +74,14 @@ func (j *Journal) smallGroupsLocked() bool {
 }
 
 // Kick starts a commit by the committer if none is running, else one more after the running one; BeforeCommit is asked
-// even if nothing is queued. A commit of nothing writes nothing. Kick never blocks.
+// even if nothing is queued. A commit of nothing writes nothing. Kick never blocks. In a journal that
+// follows it does nothing.
 func (j *Journal) Kick() {
 	j.mu.Lock()
+	if j.mu.following {
+		j.mu.Unlock()
+		return
+	}
 	j.mu.kicked = true
 	running := j.mu.committing
 	j.mu.Unlock()
@@ -116,7 +121,7 @@ func (j *Journal) committer() {
 // hands over to the committer after so many rounds, or when groups are no longer small.
 func (j *Journal) lead(roundsMax int) {
 	for rounds := 1; ; rounds++ {
-		j.commit(false)
+		j.commit(commitUsual)
 		j.mu.Lock()
 		// Under one lock with giving the right back: whoever appends in between relies on us.
 		more := j.moreLocked()
@@ -140,9 +145,18 @@ func (j *Journal) moreLocked() bool {
 	return len(j.mu.gathering.appends) > 0 || j.mu.kicked || j.mu.noopDue
 }
 
-// commit takes the gathering group and commits it. The caller has the right to commit. quiet leaves out the hooks: while
-// opening, cutting and closing.
-func (j *Journal) commit(quiet bool) {
+// commitMode says what a commit leaves out.
+type commitMode int
+
+const (
+	commitUsual commitMode = iota
+	commitQuiet            // the hooks: while cutting
+	commitOwn              // and it does not wait for the Replica: the journal's own records, while opening, beginning to lead and closing
+)
+
+// commit takes the gathering group and commits it. The caller has the right to commit.
+func (j *Journal) commit(mode commitMode) {
+	quiet := mode != commitUsual
 	if !quiet {
 		j.mu.Lock()
 		j.mu.kicked = false
@@ -167,6 +181,7 @@ func (j *Journal) commit(quiet bool) {
 	j.mu.Unlock()
 
 	g := j.writing
+	replica := j.replica.Load()
 	begin, first := 0, 0
 	var cause error // of a failure in this commit, for what was not written
 	if err != nil {
@@ -198,10 +213,26 @@ func (j *Journal) commit(quiet bool) {
 			first = last + 1
 			break
 		}
-		j.synced.Store(uint64(g.from) + uint64(end))
+		to := g.from + Position(end)
+		j.synced.Store(uint64(to))
+		if replica != nil && mode != commitOwn {
+			if err := (*replica).Wait(to); err != nil {
+				cause = j.Fence(err)
+				j.complete(g.appends[first:last+1], fmt.Errorf("%w: %w", ErrUnknown, cause))
+				first = last + 1
+				break
+			}
+			j.markShort(g.appends[first:last+1], g.from, (*replica).Copied())
+		}
+		if replica == nil || mode != commitOwn {
+			j.committed.Store(uint64(to))
+		}
 
 		appends := last + 1 - first
 		j.mu.Lock()
+		if replica != nil {
+			j.boundLocked(to, mode != commitOwn)
+		}
 		m := &j.mu.metrics
 		j.mu.queueBytes -= end - begin
 		j.mu.queueLen -= appends
@@ -263,31 +294,44 @@ func (j *Journal) complete(appends []queued, err error) {
 func (j *Journal) write(b []byte, pos Position) (records int, took time.Duration, err error) {
 	durable := j.Synced()
 	records = seal(b, pos, durable, j.seed)
+	if r := j.replica.Load(); r != nil {
+		(*r).Written(pos, b)
+	}
 	s := j.current
 	off := s.offset(pos)
 	if end := pos + Position(len(b)); pos < s.base || end > s.limit() || durable != pos {
 		panic(fmt.Sprintf("journal: commit of [%d, %d) with durable end %d into segment [%d, %d)", pos, end, durable, s.base, s.limit()))
 	}
 	start := time.Now()
-	if err := writeSync(s.mu.file, b, off); err != nil {
+	err = writeAt(s.mu.file, b, off)
+	if err == nil {
+		j.written.Store(uint64(pos) + uint64(len(b)))
+		err = syncWritten(s.mu.file, b, off)
+	}
+	if err != nil {
 		return 0, 0, fmt.Errorf("commit [%d, %d) to %s: %w", pos, pos+Position(len(b)), s.path, err)
 	}
 	return records, time.Since(start), nil
 }
 
-// writeSync writes b at off and syncs. This is the one place that decides what EINTR of a sync means.
+// writeSync writes b at off and syncs.
+func writeSync(f vfs.File, b []byte, off int64) error {
+	if err := writeAt(f, b, off); err != nil {
+		return err
+	}
+	return syncWritten(f, b, off)
+}
+
+// syncWritten syncs f, in which b was written at off. This is the one place that decides what EINTR of a sync means.
 //
 // fdatasync does not say what an interrupted call did. The kernel may have found a failed write-back meanwhile, have
 // marked its error as reported to us and its pages as clean, and still return EINTR; a second sync alone would then
 // succeed over lost blocks. So the bytes are written again, which makes the pages dirty again, and then synced: what a
 // sync after that covers does not depend on the interrupted one. Everything before b in the file was synced by calls
 // that succeeded. After a few interrupted tries it is a failed sync like any other.
-func writeSync(f vfs.File, b []byte, off int64) error {
+func syncWritten(f vfs.File, b []byte, off int64) error {
 	const tries = 10
 	for try := 1; ; try++ {
-		if err := writeAt(f, b, off); err != nil {
-			return err
-		}
 		if planted.Bug("journal: small commit not synced") && off > 0 && len(b) < 400 {
 			return nil
 		}
@@ -297,6 +341,9 @@ func writeSync(f vfs.File, b []byte, off int64) error {
 		}
 		if !errors.Is(err, syscall.EINTR) || try == tries {
 			return fmt.Errorf("sync: %w", err)
+		}
+		if err := writeAt(f, b, off); err != nil {
+			return err
 		}
 	}
 }
@@ -328,15 +375,17 @@ func syncDir(dir vfs.File) error {
 }
 
 // roll makes s the current segment, with its first record at base. Header, sync, name, sync of the name; only then
-// records. Everything below base is synced, which the header says.
+// records. The header says what of the journal was synced: everything below base, but in a journal that follows, whose Sync comes later. There
+// only the new file's header and the folder are synced here, not what was written before.
 func (j *Journal) roll(s spare, base Position) error {
 	h := header{flags: s.flags, store: j.opts.StoreID, base: base, previous: noPrevious, durable: j.Synced(), capacity: s.capacity,
 		created: j.opts.Now().UnixNano()}
-	if j.current != nil {
+	var replaced *segment
+	if j.current != nil && j.current.base == base { // empty, and too small for the next record, as a crash of one that follows can leave it
+		replaced = j.current
+		h.previous = replaced.previous
+	} else if j.current != nil {
 		h.previous = j.current.base
-		if j.current.base == base {
-			panic(fmt.Sprintf("journal: roll at %d from an empty segment", base))
-		}
 	}
 	path := j.fs.PathJoin(j.opts.Dir, segmentName(base))
 	err := writeHeader(s.file, &h)
@@ -357,10 +406,19 @@ func (j *Journal) roll(s spare, base Position) error {
 	}
 	j.mu.Lock()
 	old := *j.list.Load()
+	if replaced != nil {
+		old = old[:len(old)-1]
+	}
 	l := append(old[:len(old):len(old)], j.current)
 	j.list.Store(&l)
 	j.mu.metrics.Rolls++
 	j.mu.Unlock()
+	if replaced != nil {
+		replaced.release()
+	}
+	if j.replica.Load() != nil {
+		j.noteEnds()
+	}
 	return nil
 }
 
@@ -369,6 +427,19 @@ func (j *Journal) fail(cause error) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.failLocked(cause)
+}
+
+// Fence stops the journal for good, for a reason that is not its disk's: another one leads. Appends that wait, and all later ones, get
+// ErrFenced, with cause: nothing of them was written. It returns why the journal has stopped.
+func (j *Journal) Fence(cause error) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.mu.err == nil {
+		j.mu.err = fmt.Errorf("%w: %w", ErrFenced, cause)
+		j.opts.Logger.Warn("journal stopped", "position", uint64(j.Synced()), "err", cause)
+		j.roomLocked()
+	}
+	return j.mu.err
 }
 
 func (j *Journal) failLocked(cause error) error {

@@ -14,12 +14,16 @@ import (
 // what an old epoch left beyond a cut can then never be taken for a record again. to must be where a record begins, or the
 // end. Queued appends are committed before; Append says ErrBusy meanwhile. Readers at or below to go on, others get ErrBeyond.
 //
-// Errors: ErrTrimmed, ErrBeyond, *CorruptError if to is not the begin of a record (nothing was changed), ErrClosed; any other
-// has stopped the journal.
+// Errors: ErrTrimmed, ErrBeyond, *CorruptError if to is not the begin of a record (nothing was changed), ErrClosed, ErrFollows; any other
+// has stopped the journal. It is for a journal alone: what a slave may hold cannot be cut (ErrFollows too).
 func (j *Journal) Truncate(to Position) error {
 	j.trimMu.Lock()
 	defer j.trimMu.Unlock()
 	j.mu.Lock()
+	if j.mu.following || j.replica.Load() != nil {
+		j.mu.Unlock()
+		return ErrFollows
+	}
 	for j.mu.committing {
 		j.mu.quiet.Wait()
 	}
@@ -34,7 +38,7 @@ func (j *Journal) Truncate(to Position) error {
 	j.mu.committing = true
 	j.mu.cutting = true
 	j.mu.Unlock()
-	j.commit(true) // nothing more can be queued
+	j.commit(commitQuiet) // nothing more can be queued
 	err := j.truncate(to)
 	j.mu.Lock()
 	j.mu.cutting = false
@@ -51,23 +55,40 @@ func (j *Journal) truncate(to Position) error {
 	if err := j.checkBoundary(to); err != nil {
 		return err
 	}
+	if err := j.cutEnd(to); err != nil {
+		return err
+	}
+	e := j.Epoch()
+	if err := j.startEpoch(MakeEpoch(e.Term(), e.Start()+1), 0); err != nil {
+		return j.fail(err)
+	}
+	return nil
+}
+
+// cutEnd cuts everything from to on, durably; a record begins there, or the journal ends, and everything below is synced. The caller
+// has the right to commit. Any error has stopped the journal.
+func (j *Journal) cutEnd(to Position) error {
 	// Readers first: what is cut must not be seen any more.
 	number := int64(1)
 	if c := j.cut.Load(); c != nil {
 		number = c.number + 1
 	}
-	end := j.Synced()
+	end := j.Written()
 	j.mu.Lock()
 	l := *j.list.Load()
 	at := l.find(to)
 	kept := l[: at+1 : at+1]
+	j.committed.Store(min(j.committed.Load(), uint64(to)))
 	j.synced.Store(uint64(to))
+	j.written.Store(uint64(to))
 	j.list.Store(&kept)
 	j.cut.Store(&cut{number: number, to: to})
 	j.current = l[at]
 	j.mu.next = to
 	j.setLimitLocked(j.current)
 	j.mu.reserved = j.mu.reserved && j.current.base >= j.mu.reservedFrom
+	history := below(j.mu.history, to)
+	known := len(history) == len(j.mu.history)
 	j.mu.Unlock()
 
 	if err := j.writeCutMark(to); err != nil {
@@ -88,14 +109,19 @@ func (j *Journal) truncate(to Position) error {
 	if err := zero(j.current, to, cutEnd); err != nil {
 		return j.fail(err)
 	}
+	if err := j.current.dropFooter(); err != nil {
+		return j.fail(err)
+	}
 	if err := j.current.mu.file.SyncData(); err != nil {
 		return j.fail(fmt.Errorf("sync segment %s: %w", j.current.path, err))
 	}
-	if err := j.removeCutMark(); err != nil {
+	if !known {
+		j.setHistory(history)
+	}
+	if err := j.writeEnds(); err != nil {
 		return j.fail(err)
 	}
-	e := j.Epoch()
-	if err := j.startEpoch(MakeEpoch(e.Term(), e.Start()+1)); err != nil {
+	if err := j.removeCutMark(); err != nil {
 		return j.fail(err)
 	}
 	return nil
@@ -191,17 +217,28 @@ func (j *Journal) checkBoundary(pos Position) error {
 	if i < 0 {
 		return ErrTrimmed
 	}
-	if pos > j.Synced() {
+	end := j.Written()
+	if pos > end {
 		return ErrBeyond
 	}
-	r := j.NewReader(l[i].base)
-	defer r.Close()
-	for r.Position() < pos {
-		if _, err := r.Next(); err != nil {
+	f, err := l[i].acquire(j.fs)
+	if err != nil {
+		return err
+	}
+	defer l[i].release()
+	w := window{file: f, size: readAheadBytes}
+	at, limit := l[i].base, min(l.end(i, end), l[i].limit())
+	for at < pos {
+		r, reason, err := w.record(l[i], at, limit)
+		if err != nil {
 			return err
 		}
+		if reason != "" {
+			return &CorruptError{File: l[i].path, Position: at, Offset: l[i].offset(at), Reason: reason}
+		}
+		at = r.End()
 	}
-	if r.Position() != pos {
+	if at != pos {
 		return &CorruptError{File: l[i].path, Position: pos, Offset: l[i].offset(pos), Reason: "no record begins here"}
 	}
 	return nil
@@ -214,6 +251,7 @@ func (j *Journal) checkBoundary(pos Position) error {
 func (j *Journal) Trim(before Position) error {
 	j.trimMu.Lock()
 	defer j.trimMu.Unlock()
+	before = min(before, j.Committed())
 	for {
 		l := *j.list.Load()
 		if len(l) < 2 || l[1].base > before {

@@ -48,6 +48,20 @@ func readFooterHeader(f io.ReaderAt, off int64, base Position) (length, crc uint
 	return le.Uint32(h[12:]), le.Uint32(h[24:]), true, nil
 }
 
+// dropFooter overwrites the footer that the file may have: the segment is cut, and goes on with other records. The caller syncs the file, which
+// is open for writing.
+func (s *segment) dropFooter() error {
+	info, err := s.mu.file.Stat()
+	if err != nil {
+		return fmt.Errorf("stat %s: %w", s.path, err)
+	}
+	s.footer.Store(false)
+	if info.Size() < s.footerOffset()+footerHeaderBytes {
+		return nil
+	}
+	return writeAt(s.mu.file, zeroes[:footerHeaderBytes], s.footerOffset())
+}
+
 func hasFooter(fsys vfs.FS, s *segment) (bool, error) {
 	f, err := fsys.Open(s.path)
 	if err != nil {
@@ -97,7 +111,7 @@ func (j *Journal) sealed(base Position) (*segment, Position, error) {
 		return nil, 0, ErrTrimmed
 	case l[i].base != base:
 		return nil, 0, fmt.Errorf("journal: no segment begins at position %d", base)
-	case i+1 == len(l):
+	case i+1 == len(l) || l[i+1].base > j.Committed():
 		return nil, 0, fmt.Errorf("%w: segment %d is not sealed", ErrBeyond, base)
 	}
 	return l[i], l[i+1].base, nil
@@ -176,19 +190,19 @@ type SegmentInfo struct {
 	Base, End Position
 	FileBytes int64
 	Created   int64 // when it was begun, unix nanoseconds; 0 is not known
-	Sealed    bool  // appends go to a later one
+	Sealed    bool  // what comes next goes to a later one, and all of it is committed
 	Footer    bool
 }
 
 // Segments returns the segments, by position.
 func (j *Journal) Segments() []SegmentInfo {
-	synced := j.Synced() // first: a segment is in the list before anything in it is synced
+	committed := j.Committed() // first: a segment is in the list before anything in it is committed
 	l := *j.list.Load()
 	out := make([]SegmentInfo, len(l))
 	for i, s := range l {
 		out[i] = SegmentInfo{
-			Base: s.base, End: max(s.base, l.end(i, synced)), FileBytes: s.size.Load(), Created: s.created,
-			Sealed: i+1 < len(l), Footer: s.footer.Load(),
+			Base: s.base, End: max(s.base, min(l.end(i, committed), committed)), FileBytes: s.size.Load(), Created: s.created,
+			Sealed: i+1 < len(l) && l[i+1].base <= committed, Footer: s.footer.Load(),
 		}
 	}
 	return out

@@ -117,7 +117,7 @@ func setAside(fsys vfs.FS, dir string, f vfs.File, seg *segment, h Hole) (hole, 
 	kept := hole{Hole: h}
 	if f != nil {
 		kept.size = int64(h.To - h.From)
-		err = copyReadable(out, f, seg.offset(h.From), kept.size)
+		err = copyReadable(out, f, 0, seg.offset(h.From), kept.size)
 	}
 	if err == nil {
 		err = out.Sync()
@@ -138,8 +138,8 @@ func setAside(fsys vfs.FS, dir string, f vfs.File, seg *segment, h Hole) (hole, 
 	return kept, nil
 }
 
-// copyReadable copies n bytes of in at off to the begin of out.
-func copyReadable(out, in vfs.File, off, n int64) error {
+// copyReadable copies n bytes of in at off to out at to; zeroes stand for what cannot be read.
+func copyReadable(out, in vfs.File, to, off, n int64) error {
 	w := window{file: in, size: scanBytes}
 	for done := int64(0); done < n; {
 		size := int(min(zeroCompareBytes-(off+done)%zeroCompareBytes, n-done))
@@ -154,7 +154,7 @@ func copyReadable(out, in vfs.File, off, n int64) error {
 		if err != nil {
 			return err
 		}
-		if err := writeAt(out, b, done); err != nil {
+		if err := writeAt(out, b, to+done); err != nil {
 			return err
 		}
 		done += int64(size)

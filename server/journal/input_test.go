@@ -33,7 +33,7 @@ func TestBadFiles(t *testing.T) {
 	for _, name := range sorted(good) {
 		if strings.HasPrefix(name, sparePrefix) {
 			spare = name
-		} else if name != reserveName {
+		} else if name != reserveName && name != epochsName {
 			names = append(names, name)
 		}
 	}
@@ -125,6 +125,12 @@ func TestBadFiles(t *testing.T) {
 		{name: "mark of a cut, newer", do: put(cutName, []byte(cutMagic+"\x07")), want: "cut.mark has format version 7", as: &VersionError{}},
 		{name: "segments' names of no position", do: both(put(segmentName(secondBase+1), bytes.Repeat([]byte{9}, 5000)),
 			put("18446744073709551608.journal", bytes.Repeat([]byte{9}, 5000)))},
+		{name: "list of epochs is removed", do: func(f map[string][]byte) { delete(f, epochsName) }},
+		{name: "list of epochs is damaged", do: patch(epochsName, 20, 7)},
+		{name: "list of epochs is empty", do: put(epochsName, nil)},
+		{name: "ends file is empty", do: put(endsName, nil)},
+		{name: "ends file is not whole", do: put(endsName, []byte(endsMagic+"\x01"))},
+		{name: "ends file, newer", do: put(endsName, []byte(endsMagic+"\x07")), want: "ends has format version 7", as: &VersionError{}},
 		{name: "other files", do: func(f map[string][]byte) {
 			f["5.journal"], f["00000000000000000001.journal.bak"], f["notes.txt"] = []byte("a"), []byte("b"), []byte("c")
 		}},

@@ -4,12 +4,14 @@
 // What it promises:
 //   - An append whose Done got nil survives any kill and power loss, with everything before it. Records survive as a
 //     prefix: never a later one without an earlier one.
-//   - Readers see only what is synced.
+//   - Readers see only what is committed: what is synced, and what the Replica, where there is one, has waited for.
 //   - One write and one sync serve every append that was waiting (group commit); Done is called in the order of positions.
 //   - A failed write or sync stops the journal for good (ErrFailed); nothing pretends that a later sync covers it.
 //   - A torn tail is cut at Open. Damage below what was proven to be on disk is never cut: it is set aside and leaves a hole, behind
 //     which everything is read. A reader that comes upon new damage gets a CorruptError, and Heal makes it a hole.
 //   - When the disk is full, control appends go on in a reserve.
+//   - A journal that follows (Options.Follow) copies another one's records; what was synced of them survives, and what survives is
+//     a prefix of what was copied. Lead makes it one that appends.
 //
 // Files, one folder, nothing else of ours in it (FORMAT.md has the bytes):
 //
@@ -19,7 +21,10 @@
 //	spare-000004.filling           a spare that is being filled; removed at Open
 //	reserve.journal                a segment for control records, for when no other can be made
 //	damaged/FROM-TO.bad            what a hole's bytes were
-//	cut.mark                       a Truncate is under way; Open finishes it
+//	cut.mark                       a cut of the end is under way; Open finishes it
+//	epochs                         where epochs begin
+//	ends                           what is synced and committed of a journal that follows, or has followed
+//	diverged/FROM-TO-EPOCH.journal what CutTo cut
 //
 // Segments are as long as they will ever be from the first record on: they are filled with zeroes before, because
 // syncing a block that was written before costs half to three quarters of the time. When a prepared one of full size is
@@ -37,6 +42,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -92,10 +98,15 @@ type Append struct {
 	// Control lets the append in when ordinary ones get ErrNoSpace, as long as the reserve has room: for records that free
 	// the disk (acks, resets, ends) or that the journal cannot do without. It is refused only when the reserve is full too.
 	Control bool
+	// Replicated refuses the append with ErrNotReplicated when the Replica is not in sync, or there is none.
+	Replicated bool
+	// Short is set before Done of a Replicated append that is committed, while no other replica was found to have it: readers see it, but it is
+	// on one machine only.
+	Short bool
 	// Done is called exactly once after Append accepted it, in the order of positions over the whole journal, from the
 	// goroutine that commits, and must not block; it may call any method but Truncate and Close. err is nil when the
-	// entries are synced and can be read. Else the journal has stopped, and err wraps ErrUnknown if they were being
-	// written or synced, ErrFailed if they were still waiting and nothing of them was written.
+	// entries are committed and can be read. Else the journal has stopped, and err wraps ErrUnknown if they were being
+	// written, synced or copied, ErrFailed or ErrFenced if they were still waiting and nothing of them was written.
 	Done func(a *Append, err error)
 }
 
@@ -120,6 +131,16 @@ var (
 	ErrBeyond = errors.New("journal: position is beyond the end")
 	// ErrTerm: the journal holds records of a higher term than the one it was to be opened with.
 	ErrTerm = errors.New("journal: holds records of a higher term")
+	// ErrFollows: the journal follows another one and takes no appends; nothing was written.
+	ErrFollows = errors.New("journal: follows another one")
+	// ErrLeads: the journal appends, so it copies nothing.
+	ErrLeads = errors.New("journal: follows nobody")
+	// ErrNotCopied: what is to be copied is not the records that come next, or is damaged; nothing was written.
+	ErrNotCopied = errors.New("journal: not what is to be copied next")
+	// ErrNotReplicated: no other replica is in sync, so a Replicated append is refused; nothing was written.
+	ErrNotReplicated = errors.New("journal: no other replica is in sync")
+	// ErrFenced: the Replica, or who called Fence, has stopped the journal; nothing was written.
+	ErrFenced = errors.New("journal: stopped, it leads no more")
 )
 
 // CorruptError says where damage was found below what the store had proven to be on disk.
@@ -172,6 +193,13 @@ type Options struct {
 	// Term is the term of the epoch that Open starts.
 	Term uint32
 
+	// Follow opens a journal that copies another one: it starts no epoch and takes no appends until it Leads.
+	Follow bool
+	// Begin is where a journal that follows begins when its folder is empty. A multiple of 8.
+	Begin Position
+	// OnCommitted is called by SetCommitted when more is committed, with how much. It must not block.
+	OnCommitted func(Position)
+
 	Now    func() time.Time // stored times of the journal's own records; nil is time.Now
 	Logger *slog.Logger     // nil discards
 
@@ -182,12 +210,11 @@ type Options struct {
 	AfterCommit func()
 
 	// Recovered is called by Open for each record from Start on that is kept, in order, also for no-ops and epochs.
-	// Payload is valid during the call. An error ends Open. What Open then cuts was not shown to it.
+	// Payload is valid during the call. An error ends Open. What Open then cuts was not shown to it, and with Follow what is not
+	// known to be committed, by Start or by the ends file.
 	Recovered func(Record) error
 	// Progress is called by Open now and then with the bytes of journal read and to be read.
 	Progress func(done, total int64)
-	// OnCommitted is called when more was committed of what another wrote. It must not block.
-	OnCommitted func(Position)
 }
 
 func (o Options) withDefaults() Options {
@@ -241,6 +268,8 @@ func (o Options) validate() error {
 		return fmt.Errorf("journal: queueBytesMax %d is not within [1, 1 GiB]", o.QueueBytesMax)
 	case o.QueueLenMax < 0:
 		return fmt.Errorf("journal: queueLenMax %d is negative", o.QueueLenMax)
+	case o.Begin > math.MaxInt64 || o.Begin%8 != 0 || o.Begin > 0 && !o.Follow:
+		return fmt.Errorf("journal: begin %d is not where a journal that follows can begin", o.Begin)
 	case o.IdleAfter < 0:
 		return fmt.Errorf("journal: idleAfter %v is negative", o.IdleAfter)
 	}
@@ -256,12 +285,20 @@ type Journal struct {
 
 	opened bool // set before anyone else has the journal
 
-	// synced is the end of what is on disk: what readers see. begin <= synced <= mu.next.
-	synced atomic.Uint64
-	epoch  atomic.Uint64
-	list   atomic.Pointer[segments] // changed under mu
-	cut    atomic.Pointer[cut]      // the last Truncate; nil if there was none
-	holes  atomic.Pointer[[]hole]   // changed by Open and under trimMu
+	// Leading: committed <= synced <= written <= mu.next. Following: synced <= written = mu.next, and committed <= written, for
+	// what is committed is on enough disks, not on this one. Alone: committed = synced.
+	synced    atomic.Uint64 // end of what is on disk
+	written   atomic.Uint64 // end of what was written: what ReadRaw sees
+	committed atomic.Uint64 // what readers see
+	gone      atomic.Bool   // its files are closed
+	replica   atomic.Pointer[Replica]
+	ends      *endsFile // nil if there is none
+	asides    atomic.Pointer[[]Aside]
+
+	epoch atomic.Uint64            // of what is appended; following: of the last record
+	list  atomic.Pointer[segments] // changed under mu
+	cut   atomic.Pointer[cut]      // the last Truncate; nil if there was none
+	holes atomic.Pointer[[]hole]   // changed by Open and under trimMu
 
 	mu struct {
 		sync.Mutex
@@ -275,7 +312,12 @@ type Journal struct {
 		kicked     bool // a commit was asked for even if nothing is queued
 		noopDue    bool // the journal was idle for long enough
 		idle       bool // the idle timer runs
-		cutting    bool // Truncate runs: only its own record is let in
+		cutting    bool // Truncate or Lead runs: only its own record is let in
+		following  bool
+
+		history []EpochStart
+		// bounds are ends of records between committed and written, by position; not all of them, so SetCommitted may commit less than it is told.
+		bounds []Position
 
 		gathering *group
 		next      Position // position of the next append = gathering.from + len(gathering.buf)
@@ -317,7 +359,9 @@ type Journal struct {
 	stop      chan struct{}
 	wg        sync.WaitGroup
 
-	trimMu sync.Mutex // one Trim, Truncate, Heal or WriteFooter at a time; before mu
+	trimMu sync.Mutex // one Trim, Truncate, CutTo, Heal, Mend or WriteFooter at a time; before syncMu
+	syncMu sync.Mutex // one Sync at a time, and no cut meanwhile; before the right to commit and mu
+	copied copying    // of CopyRecords, which has the right to commit
 }
 
 // Open recovers the journal in opts.Dir, or makes one, and starts a new epoch (opts.Term, one start higher than the
@@ -352,11 +396,15 @@ func Open(opts Options) (*Journal, error) {
 	j.opened = true
 	j.idleTimer = time.AfterFunc(time.Hour, j.idleFired)
 	j.idleTimer.Stop()
+	j.mu.following = opts.Follow
 	j.wg.Add(2)
 	go j.committer()
 	go j.preparer()
+	if opts.Follow {
+		return j, nil
+	}
 	j.mu.committing = true
-	err = j.startEpoch(MakeEpoch(opts.Term, last.Start()+1))
+	err = j.startEpoch(MakeEpoch(opts.Term, last.Start()+1), 0)
 	if err != nil {
 		j.mu.Lock()
 		j.mu.err = err // so that Close writes nothing more
@@ -373,11 +421,12 @@ func Open(opts Options) (*Journal, error) {
 
 // startEpoch writes the record of a new epoch and waits until it is on disk. The caller has the right to commit, and
 // nothing is queued nor can be.
-func (j *Journal) startEpoch(e Epoch) error {
+func (j *Journal) startEpoch(e Epoch, flags uint8) error {
+	j.noteEpoch(EpochStart{e, j.End(), flags&epochForced != 0})
 	j.epoch.Store(uint64(e))
 	var outcome error
 	a := Append{
-		Entries: []Entry{{Kind: KindEpoch}},
+		Entries: []Entry{{Kind: KindEpoch, Flags: flags}},
 		Stored:  j.opts.Now().UnixNano(),
 		Urgent:  true,
 		Control: true,
@@ -395,7 +444,7 @@ func (j *Journal) startEpoch(e Epoch) error {
 			return err
 		}
 	}
-	j.commit(true)
+	j.commit(commitOwn)
 	return outcome
 }
 
@@ -434,6 +483,13 @@ func (j *Journal) enqueue(a *Append, own bool) error {
 		return ErrTooLarge
 	}
 
+	a.Short = false
+	if a.Replicated {
+		if r := j.replica.Load(); r == nil || !(*r).InSync() {
+			return ErrNotReplicated
+		}
+	}
+
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	m := &j.mu
@@ -442,6 +498,8 @@ func (j *Journal) enqueue(a *Append, own bool) error {
 		return m.err
 	case m.closed || m.closing && !a.Urgent:
 		return ErrClosed
+	case m.following:
+		return ErrFollows
 	case m.cutting && !own,
 		!a.Urgent && m.queueLen > 0 && (m.queueBytes+size > j.opts.QueueBytesMax || m.queueLen >= j.opts.QueueLenMax):
 		m.metrics.Busy++
@@ -566,7 +624,7 @@ func (j *Journal) Begin() Position {
 	if l := *j.list.Load(); len(l) > 0 {
 		return l[0].base
 	}
-	return 0
+	return j.opts.Begin
 }
 
 // End is the position that the next append gets.
@@ -576,10 +634,16 @@ func (j *Journal) End() Position {
 	return j.mu.next
 }
 
-// Synced is the end of what is on disk and can be read.
+// Synced is the end of what is on disk.
 func (j *Journal) Synced() Position { return Position(j.synced.Load()) }
 
-// Epoch is the epoch of what is appended now.
+// Written is the end of what was written, on disk or not.
+func (j *Journal) Written() Position { return Position(j.written.Load()) }
+
+// Committed is the end of what readers see. Without a Replica it is Synced.
+func (j *Journal) Committed() Position { return Position(j.committed.Load()) }
+
+// Epoch is the epoch of what is appended now; of a journal that follows that of the last record, 0 if there is none.
 func (j *Journal) Epoch() Epoch { return Epoch(j.epoch.Load()) }
 
 // Err is nil while the journal takes appends, ErrClosed or an error that wraps ErrFailed when it does no more.
@@ -592,7 +656,7 @@ func (j *Journal) Err() error {
 	return j.mu.err
 }
 
-// Close commits what is queued, writes a no-op with the durable end, and closes the files. Appends get ErrClosed from
+// Close commits what is queued, writes a no-op with the durable end, and closes the files; a journal that follows syncs instead. Appends get ErrClosed from
 // the moment it is called, but BeforeCommit can add urgent ones to the last commit. It returns why the journal had
 // stopped, if it had, or could not be closed cleanly. A second Close returns ErrClosed.
 func (j *Journal) Close() error {
@@ -609,8 +673,16 @@ func (j *Journal) Close() error {
 	j.mu.committing = true
 	j.mu.Unlock()
 
+	if j.mu.following { // who ends that has the right to commit
+		j.mu.Lock()
+		j.mu.closed = true
+		j.mu.Unlock()
+		j.syncMu.Lock()
+		_ = j.syncCopied() // the error stays
+		j.syncMu.Unlock()
+	}
 	for !j.mu.closed {
-		j.commit(false) // also when the journal has stopped: who is queued must hear it
+		j.commit(commitUsual) // also when the journal has stopped: who is queued must hear it
 		j.mu.Lock()
 		if !j.moreLocked() {
 			j.mu.closed = true
@@ -618,12 +690,19 @@ func (j *Journal) Close() error {
 		}
 		j.mu.Unlock()
 	}
-	j.commit(true)
+	if !j.mu.following {
+		j.commit(commitOwn)
+	}
 	j.idleTimer.Stop()
 	close(j.stop)
 	j.wg.Wait()
 
 	j.mu.Lock()
+	if j.mu.err == nil {
+		j.mu.Unlock()
+		j.noteEnds()
+		j.mu.Lock()
+	}
 	err := j.mu.err
 	j.mu.Unlock()
 	j.closeFiles()
@@ -632,6 +711,7 @@ func (j *Journal) Close() error {
 
 // closeFiles releases the list's hold on all files; readers keep theirs.
 func (j *Journal) closeFiles() {
+	j.gone.Store(true)
 	j.mu.Lock()
 	spares := j.mu.spares
 	if j.mu.reserve.file != nil {
@@ -657,6 +737,9 @@ func (j *Journal) closeFiles() {
 	if j.dir != nil {
 		_ = j.dir.Close()
 	}
+	if j.ends != nil {
+		_ = j.ends.file.Close() // what it says is synced
+	}
 }
 
 // Metrics of a journal since it was opened.
@@ -679,7 +762,8 @@ type Metrics struct {
 	LostBytes                        int64
 	HeadersRepaired, TornBytes       int64 // at Open: segments' headers, and what was cut as a torn tail
 	ScrubbedBytes                    int64
-	Begin, Synced, End               Position
+	CopiedBytes                      int64 // of Bytes, by CopyRecords
+	Begin, Synced, Committed, End    Position
 	QueueBytes, QueueLen             int
 }
 
@@ -695,7 +779,7 @@ func (j *Journal) Metrics() Metrics {
 		m.Holes++
 		m.LostBytes += int64(h.To - h.From)
 	}
-	m.Begin, m.Synced, m.End = j.Begin(), j.Synced(), j.mu.next
+	m.Begin, m.Synced, m.Committed, m.End = j.Begin(), j.Synced(), j.Committed(), j.mu.next
 	m.QueueBytes, m.QueueLen = j.mu.queueBytes, j.mu.queueLen
 	return m
 }

@@ -91,17 +91,24 @@ func readFull(f io.ReaderAt, b []byte, off int64) error {
 
 // locate finds the segment of pos and the readable end in it.
 func (j *Journal) locate(pos Position) (*segment, Position, error) {
-	// In this order: a segment is in the list before anything in it is synced.
-	synced := j.Synced()
+	// In this order: a segment is in the list before anything in it is committed.
+	return j.locateBelow(pos, j.Committed())
+}
+
+// locateBelow is locate for an end that was read before.
+func (j *Journal) locateBelow(pos, end Position) (*segment, Position, error) {
 	l := *j.list.Load()
 	if len(l) == 0 {
-		return nil, 0, ErrClosed // an open journal has a segment, from its first epoch record on
+		if !j.gone.Load() && pos >= j.opts.Begin {
+			return nil, 0, ErrBeyond // nothing was copied yet
+		}
+		return nil, 0, ErrClosed // else an open journal has a segment, from its first epoch record on
 	}
 	i := l.find(pos)
 	if i < 0 {
 		return nil, 0, ErrTrimmed
 	}
-	limit := min(l.end(i, synced), l[i].limit())
+	limit := min(l.end(i, end), end, l[i].limit())
 	if pos >= limit {
 		return nil, 0, ErrBeyond
 	}
@@ -110,7 +117,7 @@ func (j *Journal) locate(pos Position) (*segment, Position, error) {
 
 // damaged is what to say of a record that cannot be read: it may have been cut meanwhile.
 func (j *Journal) damaged(seg *segment, pos Position, reason string) error {
-	if pos >= j.Synced() {
+	if pos >= j.Committed() {
 		return ErrBeyond
 	}
 	if h, ok := findHole(j.holeList(), pos); ok && h.From < pos {
@@ -141,7 +148,7 @@ type Reader struct {
 	pos    Position
 	cut    *cut
 	seg    *segment // held; nil between segments
-	limit  Position // up to which window may hold bytes; they were synced when it was filled
+	limit  Position // up to which window may hold bytes; they were committed when it was filled
 	window window
 	closed atomic.Bool
 }
@@ -154,7 +161,7 @@ func (j *Journal) NewReader(from Position) *Reader {
 // Position is where the next record is, or will be.
 func (r *Reader) Position() Position { return r.pos }
 
-// Next returns the next record; its payload is valid until the next call. io.EOF is the synced end: call again when
+// Next returns the next record; its payload is valid until the next call. io.EOF is the committed end: call again when
 // more was committed. ErrTrimmed if the record was trimmed, ErrBeyond if it was cut away by Truncate, ErrClosed, the file system's.
 // A hole is records of KindLost; *LostError if the position lies inside of one: go on at its To. *CorruptError is new damage; after
 // Heal the reader goes on.
@@ -190,7 +197,7 @@ func (r *Reader) Next() (Record, error) {
 func (r *Reader) enter() error {
 	seg, limit, err := r.j.locate(r.pos)
 	if err == ErrBeyond {
-		if r.pos > r.j.Synced() {
+		if r.pos > r.j.Committed() {
 			return ErrBeyond
 		}
 		return io.EOF

@@ -34,6 +34,7 @@ type scanner struct {
 	holes    []hole // known
 	start    Position
 	cut      *Position // a Truncate to here was under way: what is beyond is as good as gone
+	synced   Position  // the ends file proves that everything below was synced; 0 if there is none
 	epoch    Epoch     // at first the epoch of the last record below start, 0 if not known
 	unknown  Epoch     // for lost records of which no epoch around is known
 	record   func(Record) error
@@ -87,6 +88,12 @@ func (s *scanner) run() error {
 	case s.start > top.limit():
 		return s.corrupt(top, top.limit(), "the journal ends before position %d, below which everything was synced", s.start)
 	}
+	if s.cut != nil {
+		s.synced = min(s.synced, *s.cut)
+	}
+	if s.synced > top.limit() {
+		return s.corrupt(top, top.limit(), "the journal ends before position %d, below which the ends file says that everything was synced", s.synced)
+	}
 	if s.cut != nil && s.start > *s.cut {
 		return s.corrupt(s.list[max(s.list.find(*s.cut), 0)], *s.cut, "the journal was cut here, but everything below %d was synced", s.start)
 	}
@@ -106,6 +113,7 @@ func (s *scanner) run() error {
 	if err := s.records(); err != nil {
 		return err
 	}
+	s.proven = max(s.proven, min(s.synced, s.end))
 	if s.end == s.start && s.start > begin && s.epoch != 0 {
 		// Nothing follows start: see that something leads up to it.
 		if err := s.before(); err != nil {
@@ -300,6 +308,9 @@ func (s *scanner) judge(seg *segment, limit Position, reason string) (done bool,
 		proof = fmt.Sprintf("the record at %d proves that everything below %d was synced", tail.proof.Position, tail.proof.Durable)
 	case known:
 		proof = fmt.Sprintf("everything below %d was set aside before", h.To)
+	case s.synced > s.end:
+		proof = fmt.Sprintf("the ends file proves that everything below %d was synced", s.synced)
+		h.To = min(h.To, s.synced) // what lies between that and the next record is a torn tail
 	case strings.HasPrefix(reason, reasonUnreadable):
 		proof = "a torn tail can be read"
 	default:
@@ -553,13 +564,17 @@ func (j *Journal) recover() (last Epoch, err error) {
 	if err := found.segments.chain(j.fs, o.Dir); err != nil {
 		return 0, err
 	}
+	j.asides.Store(&found.asides)
 	l := found.segments
 	var end Position
 	if len(l) == 0 {
-		if o.Start > 0 {
+		if o.Start > o.Begin || found.endsKnown && found.ends.Synced > o.Begin {
 			return 0, &CorruptError{File: j.fs.PathJoin(o.Dir, segmentName(o.Start)), Position: o.Start,
-				Reason: fmt.Sprintf("no segment is there, but everything below %d was synced", o.Start)}
+				Reason: fmt.Sprintf("no segment is there, but everything below %d was synced", max(o.Start, found.ends.Synced))}
 		}
+		end = o.Begin
+		j.mu.limit, j.mu.mark = end, end
+		j.committed.Store(uint64(end))
 	} else {
 		j.list.Store(&l)
 		if found.cut != nil { // the holes that it cuts are none of what is written there next
@@ -574,8 +589,25 @@ func (j *Journal) recover() (last Epoch, err error) {
 		if err := j.repairHeaders(found.damaged); err != nil {
 			return 0, err
 		}
-		s := scanner{fs: j.fs, list: l, holes: found.holes, start: o.Start, cut: found.cut, epoch: o.StartEpoch, unknown: o.StartEpoch,
-			record: o.Recovered, progress: o.Progress}
+		s := scanner{fs: j.fs, list: l, holes: found.holes, start: o.Start, cut: found.cut, synced: found.ends.Synced, epoch: o.StartEpoch, unknown: o.StartEpoch,
+			progress: o.Progress}
+		committed, known := max(o.Start, l[0].base), max(o.Start, found.ends.Committed)
+		if found.cut != nil {
+			known = min(known, *found.cut)
+		}
+		var started epochs
+		s.record = func(r Record) error {
+			started.add(r)
+			if o.Follow && r.End() > known {
+				j.addBoundLocked(r.End()) // nobody else has the journal yet
+				return nil
+			}
+			committed = r.End()
+			if o.Recovered == nil {
+				return nil
+			}
+			return o.Recovered(r)
+		}
 		s.heal = func(seg *segment, h Hole, known bool, epoch Epoch, reason string) error {
 			if err := seg.openForWriting(j.fs); err != nil {
 				return err
@@ -590,7 +622,7 @@ func (j *Journal) recover() (last Epoch, err error) {
 		if err := s.run(); err != nil {
 			return 0, err
 		}
-		if s.last.Term() > o.Term {
+		if s.last.Term() > o.Term && !o.Follow {
 			return 0, fmt.Errorf("%w: %d, opened with term %d", ErrTerm, s.last.Term(), o.Term)
 		}
 		if l, err = j.repair(&s); err != nil {
@@ -599,9 +631,30 @@ func (j *Journal) recover() (last Epoch, err error) {
 		j.list.Store(&l)
 		j.current = l[len(l)-1]
 		last, end = s.last, s.end
+		j.committed.Store(uint64(committed))
+		if err := j.recoverHistory(l, s.start, s.epoch, started); err != nil {
+			return 0, err
+		}
 		j.setLimitLocked(j.current)
 		if j.current.flags&flagReserve != 0 && found.reserve == nil && o.ReserveBytes > 0 {
 			j.mu.reserved, j.mu.reservedFrom = true, j.current.base
+		}
+	}
+	j.mu.next = end
+	j.synced.Store(uint64(end))
+	j.written.Store(uint64(end))
+	j.epoch.Store(uint64(last))
+	if !o.Follow {
+		j.committed.Store(uint64(end))
+	}
+	if o.Follow || found.endsKnown {
+		if j.ends, err = openEnds(j.fs, o.Dir, o.StoreID, found.ends, found.endsNumber, found.endsKnown); err != nil {
+			return 0, err
+		}
+		if o.Follow || found.mark {
+			if err := j.writeEnds(); err != nil {
+				return 0, err
+			}
 		}
 	}
 	if found.mark {
@@ -609,8 +662,6 @@ func (j *Journal) recover() (last Epoch, err error) {
 			return 0, err
 		}
 	}
-	j.mu.next = end
-	j.synced.Store(uint64(end))
 	if err := j.adopt(found); err != nil {
 		return 0, err
 	}
@@ -669,6 +720,11 @@ func (j *Journal) repair(s *scanner) (segments, error) {
 		} else if s.short || s.cut != nil {
 			// Of a cut also what looks like zeroes already: it may have been written by a process whose sync failed.
 			zeroTo = seg.limit()
+		}
+		if i == s.at && s.cut != nil {
+			if err := seg.dropFooter(); err != nil {
+				return nil, err
+			}
 		}
 		if err := zero(seg, to, zeroTo); err != nil {
 			return nil, err

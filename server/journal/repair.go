@@ -147,7 +147,7 @@ func repairFolder(fsys vfs.FS, dir string, o RepairOptions, r *RepairReport) err
 			}
 		}
 	}
-	s := scanner{fs: fsys, list: l, holes: found.holes, cut: found.cut, progress: o.Progress}
+	s := scanner{fs: fsys, list: l, holes: found.holes, cut: found.cut, synced: found.ends.Synced, progress: o.Progress}
 	s.damage = func(_ *CorruptError, h Hole) {
 		for _, m := range r.Missing {
 			if m == h {

@@ -312,15 +312,19 @@ type spare struct {
 
 // folder is what list found in a journal's directory.
 type folder struct {
-	segments segments       // files closed
-	damaged  []headerDamage // of segments
-	spares   []spare        // files closed
-	reserve  *spare         // nil if there is none
-	filling  []string       // paths of files that were not finished, or are not wanted
-	cut      *Position      // where a Truncate was under way; nil if none was
-	mark     bool           // the file that says so is there, if maybe not whole
-	holes    []hole         // that damage has left, by position
-	hopeless *CorruptError  // the last segment, which has neither a header nor a record; it is not in segments
+	segments   segments       // files closed
+	damaged    []headerDamage // of segments
+	spares     []spare        // files closed
+	reserve    *spare         // nil if there is none
+	filling    []string       // paths of files that were not finished, or are not wanted
+	cut        *Position      // where a Truncate was under way; nil if none was
+	mark       bool           // the file that says so is there, if maybe not whole
+	holes      []hole         // that damage has left, by position
+	ends       Ends           // what the ends file says, if endsKnown
+	asides     []Aside
+	endsKnown  bool
+	endsNumber uint64
+	hopeless   *CorruptError // the last segment, which has neither a header nor a record; it is not in segments
 }
 
 // headerDamage is a segment whose header block is to be written again.
@@ -379,6 +383,22 @@ func read(fsys vfs.FS, dir string, want *[storeIDBytes]byte) (folder, error) {
 			if found.cut, err = readCutMark(fsys, path, want); err != nil {
 				return found, err
 			}
+			continue
+		}
+		if name == endsName {
+			if found.ends, found.endsNumber, found.endsKnown, err = readEnds(fsys, dir, want); err != nil {
+				return found, err
+			}
+			continue
+		}
+		if name == divergedDir {
+			if found.asides, found.filling, err = listAsides(fsys, path, found.filling); err != nil {
+				return found, err
+			}
+			continue
+		}
+		if name == epochsNewName {
+			found.filling = append(found.filling, path)
 			continue
 		}
 		if name == damagedDir {

@@ -98,7 +98,7 @@ func VerifyOf(fsys vfs.FS, dir string, store *[16]byte, from Position, progress 
 	if from == 0 {
 		r.From, r.Last = r.Begin, r.Begin
 	}
-	s := scanner{fs: fsys, list: l, holes: found.holes, start: from, cut: found.cut, progress: progress, damage: func(err *CorruptError, h Hole) {
+	s := scanner{fs: fsys, list: l, holes: found.holes, start: from, cut: found.cut, synced: found.ends.Synced, progress: progress, damage: func(err *CorruptError, h Hole) {
 		r.Damage = cmp.Or[error](r.Damage, err)
 		r.Damaged = append(r.Damaged, h)
 	}, record: func(rec Record) error {
@@ -124,10 +124,16 @@ func VerifyOf(fsys vfs.FS, dir string, store *[16]byte, from Position, progress 
 }
 
 // Dump gives every record of the journal in dir from a position on to each, in order; payloads are valid during the call. It
-// changes nothing; nobody may be writing. What is damaged is left out, and the first damage is the error returned when all
+// changes nothing; nobody may be writing. dir may also be one file that CutTo has set aside. What is damaged is left out, and the first damage is the error returned when all
 // that can be read was given. Other errors: each's, and what could not be read at all.
 func Dump(fsys vfs.FS, dir string, from Position, each func(Record) error) error {
-	found, err := list(fsys, dir, nil)
+	var found folder
+	info, err := fsys.Stat(dir)
+	if err == nil && !info.IsDir() {
+		found, err = readAside(fsys, dir)
+	} else if err == nil {
+		found, err = list(fsys, dir, nil)
+	}
 	if err != nil {
 		return fmt.Errorf("dump journal: %w", err)
 	}
@@ -145,7 +151,7 @@ func Dump(fsys vfs.FS, dir string, from Position, each func(Record) error) error
 		start = l[i].base // from need not be where a record begins
 	}
 	damage := l.chain(fsys, dir) // what lies behind a gap is shown all the same
-	s := scanner{fs: fsys, list: l, holes: found.holes, start: start, cut: found.cut,
+	s := scanner{fs: fsys, list: l, holes: found.holes, start: start, cut: found.cut, synced: found.ends.Synced,
 		damage: func(err *CorruptError, h Hole) {
 			if h.To > from {
 				damage = cmp.Or[error](damage, err)

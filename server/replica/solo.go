@@ -27,6 +27,3 @@ func OpenSolo(opts Options) (*Solo, error) {
 	}
 	return &Solo{Journal: j}, nil
 }
-
-// Committed is the position below which everything is committed; readers see exactly that.
-func (s *Solo) Committed() journal.Position { return s.Synced() }
