@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -83,7 +84,7 @@ func (c *Consumer) Fetch(ctx context.Context, n int, opts ...FetchOption) ([]*De
 	var failed []error
 	for i := range pools {
 		p := pools[(first+i)%len(pools)]
-		if p.pick(0) == nil && p.failed() {
+		if p.pick(0) == nil && p.failed() && p.slaves.Load() == nil {
 			failed = append(failed, newError(opFetch, c.topic, -1, "", p.none()))
 			continue
 		}
@@ -146,10 +147,10 @@ func (c *Consumer) fetchAll(ctx context.Context, pools []*pool, n int, partition
 	return got, nil
 }
 
-// fetchAt is Fetch at one broker group.
+// fetchAt is Fetch at one broker group: at its master, or while that is away at a slave.
 func (c *Consumer) fetchAt(ctx context.Context, p *pool, n int, partitions []uint32, deadline time.Time) ([]*Delivery, error) {
-	m := c.takeMember(p)
-	defer c.putMember(m)
+	p.users.Add(1)
+	defer p.users.Add(-1)
 	r := wire.FetchRequest{Topic: c.topic, Group: c.o.group, MessagesMax: uint32(n), BytesMax: uint32(c.o.batchBytes), Partitions: partitions}
 	begun := time.Now()
 	// A broker that has failed, or does not answer, holds nobody up for much longer than was wished.
@@ -157,8 +158,13 @@ func (c *Consumer) fetchAt(ctx context.Context, p *pool, n int, partitions []uin
 	defer cancelReady()
 	answered, cancelAnswered := context.WithDeadline(ctx, latest(deadline, begun).Add(callTimeout))
 	defer cancelAnswered()
+	turn := 0 // slaves that did not serve
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
-		if err := c.subscribeAt(ready, p); err != nil {
+		src := p.source(turn)
+		if err := c.subscribedAt(ready, p, src); err != nil {
+			if p.slaves.Load() != nil && ready.Err() == nil && p.missed(p, nil, err) {
+				continue
+			}
 			return nil, c.stopped(opFetch, err)
 		}
 		paused, changed := c.pauses.state()
@@ -172,7 +178,10 @@ func (c *Consumer) fetchAt(ctx context.Context, p *pool, n int, partitions []uin
 			return nil, nil
 		}
 		r.WaitMs = waitMs(time.Until(deadline))
-		out, l, err := m.fetch(answered, &r, changed, nil)
+		if src != p {
+			r.WaitMs = min(r.WaitMs, uint32(slaveWait.Milliseconds()))
+		}
+		ds, out, l, err := c.ask(answered, src, &r, changed)
 		if err == errPaused {
 			continue
 		}
@@ -184,27 +193,56 @@ func (c *Consumer) fetchAt(ctx context.Context, p *pool, n int, partitions []uin
 				c.gap(out, l)
 				continue
 			}
-			if out.Lease == 0 {
-				return nil, nil
-			}
-			ds, err := c.deliveries(out, m, l, m.term(out))
-			if err != nil {
-				m.disown(out.Lease, false)
-				return nil, newError(opFetch, c.topic, int(out.Partition), l.addr, err)
+			if out.Lease == 0 && src != p && time.Now().Before(deadline) {
+				pause = retryMin
+				continue
 			}
 			return ds, nil
 		}
+		if out != nil { // it came, and cannot be read
+			return nil, newError(opFetch, c.topic, int(out.Partition), l.addr, err)
+		}
+		missed := p.missed(src, l, err)
+		if src != p {
+			err = wire.Errorf(wire.CodeDisconnected, "the master of broker group %q is away, and its slave does not serve: %v", p.name, err)
+		}
 		e := newError(opFetch, c.topic, -1, addrOf(l), err)
+		left := time.Until(deadline)
+		if missed && left > 0 {
+			if src != p {
+				turn++
+			}
+			if p.round(turn) && src != p || p.source(turn) == src {
+				c.c.cluster.pause(ctx, min(pause, left))
+			}
+			if ctx.Err() == nil {
+				continue
+			}
+		}
 		if e.Code == wire.CodeGroupNotFound {
 			c.subscribing.of(p).done.Store(false)
 		}
-		left := time.Until(deadline)
 		hopeless := wire.Traits[e.Code].Retry == wire.RetryNever && !c.lags(err, begun)
 		if hopeless || left <= 0 || !c.c.cluster.pause(ctx, min(max(pause, e.RetryAfter), left)) {
 			e.Outcome = Failed
 			return nil, c.stopped(opFetch, e)
 		}
 	}
+}
+
+// ask asks one broker once, under a member of this Fetch. out with an error: what came cannot be read.
+func (c *Consumer) ask(ctx context.Context, src *pool, r *wire.FetchRequest, paused <-chan struct{}) ([]*Delivery, *wire.FetchResponse, *link, error) {
+	m := c.takeMember(src)
+	defer c.putMember(m)
+	out, l, err := m.fetch(ctx, r, paused, nil)
+	if err != nil || out.Lease == 0 {
+		return nil, out, l, err
+	}
+	ds, err := c.deliveries(out, m, l, m.term(out))
+	if err != nil {
+		m.disown(out.Lease, false)
+	}
+	return ds, out, l, err
 }
 
 func latest(a, b time.Time) time.Time {
@@ -392,7 +430,7 @@ func (c *Consumer) endAll(ctx context.Context, op string, g endGroup) error {
 	r.Items = g.items
 	unknown := false
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
-		l, err := g.pool.await(ctx, g.member)
+		l, err := g.pool.awaitLink(ctx, func() *link { return g.pool.giver(g.member) })
 		if err != nil {
 			c.ended(&g, nil)
 			return c.endError(op, g.items, nil, err, unknown)
@@ -401,10 +439,15 @@ func (c *Consumer) endAll(ctx context.Context, op string, g endGroup) error {
 		f, err := l.Call(ctx, wire.CommandAck, wire.AppendAckRequest(nil, r), nil)
 		if err == nil {
 			if err = parseAcks(&out, f.Header, len(r.Items)); err == nil {
-				c.ended(&g, out.Codes)
-				return c.endCodes(op, l, g.items, out.Codes, unknown)
+				if !slices.Contains(out.Codes, wire.CodeNotMaster) || time.Now().After(g.deadline) || ctx.Err() != nil {
+					c.ended(&g, out.Codes)
+					return c.endCodes(op, l, g.items, out.Codes, unknown)
+				}
+				unknown = true // some may have ended
+				err = wire.Errorf(wire.CodeNotMaster, "some of the leases")
 			}
 		}
+		g.pool = g.pool.elsewhere(l, err)
 		code := codeOf(err)
 		// A broker that cannot write an ack for lack of space has taken it all the same, and writes it when it can.
 		unknown = unknown || code == wire.CodeUnknown || code == wire.CodeNoSpace || ctx.Err() != nil

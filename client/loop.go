@@ -1,10 +1,12 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,7 +23,10 @@ type loop struct {
 	c       *Consumer
 	h       Handler
 	turns   *turns
-	m       *member
+	at      *pool // the broker group
+	turn    int   // slaves that did not serve
+	members map[*pool]*member
+	m       *member // of the broker that is asked
 	backoff time.Duration
 	timer   *time.Timer // sends what was handled while a handler runs on
 
@@ -29,6 +34,7 @@ type loop struct {
 		sync.Mutex
 		lease    uint64
 		handled  wire.AckRange // not yet on its way; empty: nothing
+		by       *member       // of handled
 		since    time.Time     // when the first of handled was handled
 		lost     bool          // the lease is not ours any more
 		failed   []ackItem     // could not be sent, or may not have arrived
@@ -41,11 +47,32 @@ type loop struct {
 type ackItem struct {
 	wire.AckRange
 	term    *term
-	unknown bool // an attempt may have arrived
+	m       *member // who has the lease
+	to      *pool   // who gave it, or has it now
+	unknown bool    // an attempt may have arrived
 }
 
 func newLoop(r *run, at *pool) *loop {
-	return &loop{c: r.c, h: r.h, turns: r.turns, m: r.c.c.newMember(r.c, at), backoff: r.c.o.backoffMin}
+	l := &loop{c: r.c, h: r.h, turns: r.turns, at: at, members: map[*pool]*member{}, backoff: r.c.o.backoffMin}
+	l.ask(at)
+	return l
+}
+
+// ask makes src be asked from now on. What the member before has it keeps, and its acks go to the broker that gave it.
+func (l *loop) ask(src *pool) {
+	if l.m != nil {
+		if l.m.pool == src {
+			return
+		}
+		l.m.rest()
+		l.logger().Info("messages come from another broker", "topic", l.c.topic, "group", l.c.o.group, "brokerGroup", l.at.name, "slave", src.of != nil)
+	}
+	l.m = l.members[src]
+	if l.m == nil {
+		l.m = l.c.c.newMember(l.c, src)
+		l.members[src] = l.m
+	}
+	l.m.setUsed(true)
 }
 
 func (l *loop) logger() *slog.Logger { return l.c.c.o.logger }
@@ -53,12 +80,6 @@ func (l *loop) logger() *slog.Logger { return l.c.c.o.logger }
 // run goes on until ctx ends (nil) or an error says that it is no use.
 func (l *loop) run(ctx, handling context.Context) error {
 	defer l.settle()
-	if err := l.c.subscribeAt(ctx, l.m.pool); err != nil {
-		if ctx.Err() != nil {
-			return nil
-		}
-		return err
-	}
 	r := wire.FetchRequest{Topic: l.c.topic, Group: l.c.o.group, BytesMax: uint32(l.c.o.batchBytes)}
 	pause := retryMin
 	var since time.Time // when what may be a lag began; zero: there is none
@@ -71,9 +92,22 @@ func (l *loop) run(ctx, handling context.Context) error {
 		if !l.turns.free(ctx) {
 			break
 		}
-		s := l.c.settings(l.c.sub.view.Load())
-		r.MessagesMax, r.WaitMs = uint32(s.batch), waitMs(s.wait)
-		out, link, err := l.m.fetch(ctx, &r, changed, l.resend)
+		src := l.at.source(l.turn)
+		var out *wire.FetchResponse
+		var link *link
+		err := l.c.subscribedAt(ctx, l.at, src)
+		if err == nil {
+			l.ask(src)
+			l.pumpOthers()
+			s := l.c.settings(l.c.sub.view.Load())
+			r.MessagesMax, r.WaitMs = uint32(s.batch), waitMs(s.wait)
+			if src != l.at {
+				r.WaitMs = min(r.WaitMs, uint32(slaveWait.Milliseconds()))
+			}
+			out, link, err = l.m.fetch(ctx, &r, changed, l.resend)
+		} else if ctx.Err() == nil && l.at.slaves.Load() == nil {
+			return err
+		}
 		if err == errPaused {
 			continue
 		}
@@ -100,6 +134,16 @@ func (l *loop) run(ctx, handling context.Context) error {
 		}
 		e := newError(opFetch, l.c.topic, -1, addrOf(link), err)
 		e.Outcome = Failed
+		if l.at.missed(src, link, err) {
+			if src != l.at {
+				l.turn++
+			}
+			if l.at.round(l.turn) && src != l.at || l.at.source(l.turn) == src {
+				l.c.c.cluster.pause(ctx, pause)
+				pause = min(2*pause, retryMax)
+			}
+			continue
+		}
 		if since.IsZero() {
 			since = time.Now()
 		}
@@ -130,7 +174,7 @@ const refusedTime = 30 * time.Second
 
 // giveBack gives a lease back that came to no turn.
 func (l *loop) giveBack(link *link, r *wire.FetchResponse) {
-	l.start(ackItem{AckRange: wire.AckRange{Partition: r.Partition, Lease: r.Lease, From: r.From, To: r.To, Outcome: wire.Released}, term: l.m.term(r)})
+	l.start(ackItem{AckRange: wire.AckRange{Partition: r.Partition, Lease: r.Lease, From: r.From, To: r.To, Outcome: wire.Released}, term: l.m.term(r), m: l.m, to: l.m.pool})
 	l.pump(link)
 }
 
@@ -189,7 +233,7 @@ func (l *loop) handle(ctx, handling context.Context, link *link, r *wire.FetchRe
 		l.c.c.cluster.pause(ctx, min(l.backoff, time.Until(term.end())))
 		l.backoff = min(2*l.backoff, l.c.o.backoffMax)
 	}
-	l.start(ackItem{AckRange: left, term: term})
+	l.start(ackItem{AckRange: left, term: term, m: l.m, to: l.m.pool})
 	l.pump(link)
 	return nil
 }
@@ -217,9 +261,9 @@ func (l *loop) add(d *Delivery, last bool) {
 	h := &l.mu.handled
 	if h.To == 0 {
 		*h = wire.AckRange{Partition: d.partition, Lease: d.Lease, From: d.Index, To: d.Index, Outcome: wire.Acked}
-		l.mu.since = time.Now()
+		l.mu.by, l.mu.since = l.m, time.Now()
 		if !last {
-			l.arm(d.term)
+			l.arm(l.m, d.term)
 		}
 	}
 	h.To = d.Index + 1
@@ -227,13 +271,13 @@ func (l *loop) add(d *Delivery, last bool) {
 }
 
 // arm sets the timer. l.mu is held.
-func (l *loop) arm(t *term) {
+func (l *loop) arm(m *member, t *term) {
 	if l.timer != nil {
 		l.timer.Stop()
 	}
 	l.timer = time.AfterFunc(l.c.o.ackAfter, func() {
 		l.flush(t)
-		if link := l.m.pool.pick(l.m.number); link != nil {
+		if link := m.pool.pick(m.number); link != nil {
 			l.pump(link)
 		}
 	})
@@ -248,8 +292,8 @@ func (l *loop) flush(t *term) {
 		l.timer = nil
 	}
 	if l.mu.handled.To != 0 {
-		l.mu.failed = append(l.mu.failed, ackItem{AckRange: l.mu.handled, term: t})
-		l.mu.handled = wire.AckRange{}
+		l.mu.failed = append(l.mu.failed, ackItem{AckRange: l.mu.handled, term: t, m: l.mu.by, to: l.mu.by.pool})
+		l.mu.handled, l.mu.by = wire.AckRange{}, nil
 	}
 }
 
@@ -266,35 +310,84 @@ func (l *loop) pump(link *link) {
 	link.Flush()
 }
 
-// resend starts all queued acks on link.
+// resend starts the queued acks that link's broker is to have.
 func (l *loop) resend(link *link) {
 	l.mu.Lock()
-	items := l.mu.failed
-	l.mu.failed = nil
-	if len(items) > 0 {
-		l.mu.inFlight++
-	}
-	l.mu.Unlock()
-	if len(items) == 0 {
+	if len(l.mu.failed) == 0 {
+		l.mu.Unlock()
 		return
 	}
-	r := l.c.ackRequest(l.m.number)
-	for _, i := range items {
-		r.Items = append(r.Items, i.AckRange)
-	}
-	if _, err := link.Start(wire.CommandAck, wire.AppendAckRequest(nil, r), nil, func(f wire.Frame, err error) {
-		var out wire.AckResponse
-		if err == nil {
-			err = parseAcks(&out, f.Header, len(items))
+	var items, rest []ackItem
+	for _, i := range l.mu.failed {
+		if i.to == link.pool {
+			items = append(items, i)
+		} else {
+			rest = append(rest, i)
 		}
-		l.acked(items, out.Codes, err)
-	}); err != nil {
-		l.acked(items, nil, err)
+	}
+	l.mu.failed = rest
+	var parts [][]ackItem // a request has one member
+	for len(items) > 0 {
+		n := 1
+		for n < len(items) && items[n].m == items[0].m {
+			n++
+		}
+		parts = append(parts, items[:n:n])
+		items = items[n:]
+	}
+	l.mu.inFlight += len(parts)
+	l.mu.Unlock()
+	for _, part := range parts {
+		r := l.c.ackRequest(part[0].m.number)
+		for _, i := range part {
+			r.Items = append(r.Items, i.AckRange)
+		}
+		if _, err := link.Start(wire.CommandAck, wire.AppendAckRequest(nil, r), nil, func(f wire.Frame, err error) {
+			var out wire.AckResponse
+			if err == nil {
+				err = parseAcks(&out, f.Header, len(part))
+			}
+			l.acked(link, part, out.Codes, err)
+		}); err != nil {
+			l.acked(link, part, nil, err)
+		}
+	}
+}
+
+// pumpOthers sends the queued acks that other brokers are to have than the one that is asked.
+func (l *loop) pumpOthers() {
+	l.pumpTo(func(p *pool) bool { return p != l.m.pool })
+}
+
+// pumpTo sends the queued acks of brokers for which want is true, as far as these can be reached.
+func (l *loop) pumpTo(want func(*pool) bool) {
+	l.mu.Lock()
+	var to []*pool
+	for k := range l.mu.failed {
+		i := &l.mu.failed[k]
+		if want(i.to) && i.term.over() {
+			continue // below
+		}
+		if want(i.to) {
+			if link := i.to.giver(i.m.number); link != nil {
+				i.to = link.pool
+			}
+			if !slices.Contains(to, i.to) {
+				to = append(to, i.to)
+			}
+		}
+	}
+	l.mu.failed = slices.DeleteFunc(l.mu.failed, func(i ackItem) bool { return want(i.to) && i.term.over() })
+	l.mu.Unlock()
+	for _, p := range to {
+		if link := p.pick(0); link != nil {
+			l.pump(link)
+		}
 	}
 }
 
 // acked takes the answer of an ack, on the connection's reading goroutine or where it is closed.
-func (l *loop) acked(items []ackItem, codes []wire.Code, err error) {
+func (l *loop) acked(link *link, items []ackItem, codes []wire.Code, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.mu.inFlight--; l.mu.inFlight == 0 && l.mu.idle != nil {
@@ -308,15 +401,18 @@ func (l *loop) acked(items []ackItem, codes []wire.Code, err error) {
 		}
 		i.unknown = i.unknown || code == wire.CodeUnknown
 		switch {
+		case code == wire.CodeNotMaster && !i.term.over():
+			i.to = i.to.elsewhere(link, cmp.Or(err, error(wire.Errorf(code, "the lease"))))
+			l.mu.failed = append(l.mu.failed, i)
 		case code == wire.CodeOK, code == wire.CodeAlreadyEnded:
-			l.m.told(&i.AckRange, code)
+			i.m.told(&i.AckRange, code)
 		case err != nil && wire.Traits[code].Retry != wire.RetryNever && !i.term.over():
 			l.mu.failed = append(l.mu.failed, i)
 		default:
 			if i.Lease == l.mu.lease {
 				l.mu.lost = true
 			}
-			l.m.disown(i.Lease, code == wire.CodeLeaseExpired || code == wire.CodeLeaseUnknown)
+			i.m.disown(i.Lease, code == wire.CodeLeaseExpired || code == wire.CodeLeaseUnknown)
 			if i.Outcome == wire.Acked {
 				l.logger().Warn("ack was refused: the messages come again", "topic", l.c.topic, "group", l.c.o.group, "partition", i.Partition, "index", i.From, "to", i.To, "code", code)
 			}
@@ -329,7 +425,9 @@ func (l *loop) settle() {
 	ctx, cancel := context.WithTimeout(l.c.c.cluster.ctx, settleTimeout)
 	defer cancel()
 	l.drain(ctx)
-	l.m.retire(ctx)
+	for _, m := range l.members {
+		m.retire(ctx)
+	}
 }
 
 // drain sends what is left and waits for the answers, until ctx ends.
@@ -353,11 +451,7 @@ func (l *loop) drain(ctx context.Context) {
 				return
 			}
 		case queued > 0:
-			link, err := l.m.pool.await(ctx, l.m.number)
-			if err != nil {
-				return
-			}
-			l.pump(link)
+			l.pumpTo(func(*pool) bool { return true })
 			if !l.c.c.cluster.pause(ctx, pause) {
 				return
 			}

@@ -19,7 +19,7 @@ import (
 // no connection, as soon as one comes up.
 type member struct {
 	c      *Consumer
-	pool   *pool // where it leases
+	pool   *pool // where it leases: a broker group, which is its master, or a slave
 	number uint32
 
 	mu struct {
@@ -27,6 +27,7 @@ type member struct {
 		round  uint64 // of the last fetch or leave
 		doubt  bool
 		used   bool              // by a loop or a Fetch, whose next fetch sees to its doubt
+		moved  bool              // the slave it is at has handed its leases over to the master
 		leases map[uint64]*lease // received, and not ended as far as is known here
 	}
 }
@@ -87,14 +88,7 @@ func (m *member) fetch(ctx context.Context, r *wire.FetchRequest, paused <-chan 
 		return nil, l, err
 	}
 	l.FlushShared()
-	var ended error
-	select {
-	case <-f.ready:
-	case <-ctx.Done():
-		ended = ctx.Err()
-	case <-paused:
-		ended = errPaused
-	}
+	ended := m.wait(ctx, f, paused)
 	if ended != nil {
 		// It is not taken back: a lease may be on its way, and is given back when it comes.
 		if f.state.CompareAndSwap(pendingWaits, pendingAbandoned) {
@@ -107,6 +101,28 @@ func (m *member) fetch(ctx context.Context, r *wire.FetchRequest, paused <-chan 
 	f.put()
 	m.answered(r, out, err)
 	return out, l, err
+}
+
+// wait waits for the answer; an error: something else came first. A master with slaves that falls silent is not waited for.
+func (m *member) wait(ctx context.Context, f *fetchCall, paused <-chan struct{}) error {
+	for {
+		var links <-chan struct{}
+		if m.pool.slaves.Load() != nil {
+			links = m.c.c.cluster.watchLinks()
+			if f.link.stalled.Load() {
+				return wire.Errorf(wire.CodeTimeout, "%s is silent", f.link.addr)
+			}
+		}
+		select {
+		case <-f.ready:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-paused:
+			return errPaused
+		case <-links:
+		}
+	}
 }
 
 func (f *fetchCall) put() {
@@ -258,6 +274,12 @@ func (m *member) inDoubt() bool {
 	return m.mu.doubt
 }
 
+func (m *member) isMoved() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.mu.moved
+}
+
 func (m *member) setUsed(used bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -319,6 +341,14 @@ func (m *member) leave(l *link, done func()) bool {
 		}
 		m.answered(r, &out, err)
 		m.c.c.track(m)
+		if codeOf(err) == wire.CodeNotMaster && l.pool.of != nil {
+			m.mu.Lock()
+			m.mu.moved = true
+			m.mu.Unlock()
+			if m.leave(l.pool.of.pick(m.number), done) {
+				return
+			}
+		}
 		done()
 	}); err != nil {
 		return false
@@ -380,7 +410,7 @@ func (c *Client) tracked() []*member {
 // connected is called when a connection came up.
 func (c *Client) connected(l *link) {
 	for _, m := range c.tracked() {
-		if m.pool == l.pool {
+		if m.pool == l.pool || m.pool.of == l.pool && m.isMoved() {
 			m.settle(l)
 		}
 	}

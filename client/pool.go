@@ -153,6 +153,16 @@ func (p *pool) lead(addrs []string) {
 	p.reconnect()
 }
 
+// unlead goes back to what the route said where the brokers themselves sent it, since nobody is there.
+func (p *pool) unlead() {
+	p.mu.Lock()
+	told, now := p.mu.told, p.mu.addrs
+	p.mu.Unlock()
+	if told != nil && !slices.Equal(told, now) {
+		p.lead(told)
+	}
+}
+
 // reconnect ends the pauses of those that could not connect, and lets sends try.
 func (p *pool) reconnect() {
 	p.mu.Lock()
@@ -216,6 +226,7 @@ func (p *pool) serve(awake context.Context, s *slot, first chan<- error) {
 				told = true
 				p.c.o.logger.Warn("no connection, trying on", "brokerGroup", p.name, "err", err)
 			}
+			p.unlead()
 			p.c.changed() // whoever waits may look elsewhere
 			if codeOf(err) == wire.CodeUnauthenticated {
 				pause = max(pause, refusedMin)
@@ -565,7 +576,12 @@ const (
 // call sends a cold request and repeats it as wire.Traits and again say, until ctx ends.
 func (p *pool) call(ctx context.Context, op, topic string, again repeat, command wire.Command, request, response proto.Message) error {
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		l, err := p.awaitLink(ctx, p.any)
+		l, err := p.awaitLink(ctx, func() *link {
+			if p.of != nil {
+				return p.giver(0)
+			}
+			return p.any()
+		})
 		if err != nil {
 			return newError(op, topic, -1, "", err)
 		}
@@ -573,6 +589,7 @@ func (p *pool) call(ctx context.Context, op, topic string, again repeat, command
 		if err == nil {
 			return nil
 		}
+		p = p.elsewhere(l, err)
 		e := newError(op, topic, -1, l.addr, err)
 		if again == repeatUnsent && (e.Code == wire.CodeUnknown || e.Code == wire.CodeTimeout) {
 			e.Outcome = Unknown
@@ -607,7 +624,9 @@ func (p *pool) one(ctx context.Context, command wire.Command, request, response 
 			return err
 		}
 	}
-	return l.CallMessage(ctx, command, request, response)
+	err := l.CallMessage(ctx, command, request, response)
+	p.elsewhere(l, err)
+	return err
 }
 
 // remoteCall is one Produce, Fetch or Ack under way that a ctx may end.

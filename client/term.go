@@ -125,6 +125,7 @@ func extended(r *wire.ExtendResponse, t *term) error {
 // time. What it does not get shows when the lease ends.
 type keeper struct {
 	l         *loop
+	m         *member
 	lease     *wire.FetchResponse
 	term      *term
 	leaseTime time.Duration
@@ -132,6 +133,7 @@ type keeper struct {
 	mu struct {
 		sync.Mutex
 		timer *time.Timer
+		at    *pool     // who has the lease
 		begun time.Time // when the handler was called that runs
 		over  bool
 	}
@@ -139,8 +141,8 @@ type keeper struct {
 
 // keep starts to extend r's lease.
 func (l *loop) keep(r *wire.FetchResponse, t *term) *keeper {
-	k := &keeper{l: l, lease: r, term: t, leaseTime: time.Duration(r.LeaseMs) * time.Millisecond}
-	k.mu.begun = time.Now()
+	k := &keeper{l: l, m: l.m, lease: r, term: t, leaseTime: time.Duration(r.LeaseMs) * time.Millisecond}
+	k.mu.begun, k.mu.at = time.Now(), l.m.pool
 	k.mu.timer = time.AfterFunc(k.leaseTime/3, k.tick)
 	return k
 }
@@ -163,7 +165,7 @@ func (k *keeper) stop() {
 func (k *keeper) tick() {
 	c := k.l.c
 	k.mu.Lock()
-	begun, over := k.mu.begun, k.mu.over
+	begun, over, at := k.mu.begun, k.mu.over, k.mu.at
 	if !over {
 		k.mu.timer.Reset(k.leaseTime / 3)
 	}
@@ -172,24 +174,27 @@ func (k *keeper) tick() {
 	if over || by <= 0 || time.Until(k.term.end()) > k.leaseTime*2/3 {
 		return
 	}
-	link := k.l.m.pool.pick(k.l.m.number)
-	header, err := proto.Marshal(c.extendRequest(k.l.m.number, k.lease.Partition, k.lease.Lease, by))
+	link := at.giver(k.m.number)
+	header, err := proto.Marshal(c.extendRequest(k.m.number, k.lease.Partition, k.lease.Lease, by))
 	if link == nil || err != nil {
 		return // at the next tick
 	}
-	if _, err := link.Start(wire.CommandExtend, header, nil, k.answered); err == nil {
+	if _, err := link.Start(wire.CommandExtend, header, nil, func(f wire.Frame, err error) { k.answered(link, f, err) }); err == nil {
 		link.Flush()
 	}
 }
 
 // answered runs on the connection's reading goroutine.
-func (k *keeper) answered(f wire.Frame, err error) {
+func (k *keeper) answered(link *link, f wire.Frame, err error) {
 	var out wire.ExtendResponse
 	if err == nil {
 		if err = proto.Unmarshal(f.Header, &out); err == nil {
 			err = extended(&out, k.term)
 		}
 	}
+	k.mu.Lock()
+	k.mu.at = k.mu.at.elsewhere(link, err) // at the next tick
+	k.mu.Unlock()
 	if err != nil {
 		k.l.logger().Warn("a lease could not be extended", "topic", k.l.c.topic, "group", k.l.c.o.group, "partition", k.lease.Partition, "index", k.lease.From, "err", err)
 	}
