@@ -1,0 +1,635 @@
+package replica
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/term"
+	"github.com/jmqio/jmq/wire"
+)
+
+const (
+	window        = 4                      // pulls under way
+	callTimeout   = 3 * time.Second        // of what is not a pull
+	backOffFirst  = 20 * time.Millisecond  // between tries to follow, doubled up to
+	backOffMax    = 500 * time.Millisecond // so that a master that returns is found soon
+	lookEvery     = 50 * time.Millisecond  // at the row, and whether the master is silent
+	refusedPause  = time.Second
+	silentSession = 3 // of AwayAfter, at most: then another connection is tried
+)
+
+// Slave is the log of a slave: it follows the master that it is told of, and commits what that has committed. It is a local.Log whose appends
+// are ErrNotMaster, and answers Meet, ReadLog and LogSums.
+//
+// Its goroutines, which Close waits for: run, which finds the master and begins sessions; syncer; and the checker (check.go). Records are
+// written on the goroutine that reads the connection with the master.
+type Slave struct {
+	*journal.Journal
+	log    log
+	n      Node
+	mender mender
+
+	ctx        context.Context
+	stop       context.CancelFunc
+	wg         sync.WaitGroup
+	closing    sync.Once
+	mustReopen chan struct{}
+	heard      atomic.Int64 // unix ns; 0: never
+	applied    atomic.Uint64 // committed as told to the store
+
+	// turn is held while the records of a session are written, so that a session that has ended writes nothing any more.
+	turn sync.Mutex
+
+	mu struct {
+		sync.Mutex
+		f       *Follower
+		why     string // it must be opened anew, or cannot follow
+		reopen  bool
+		refused bool
+		master  string    // whom it follows; "": nobody
+		inSync  bool      // as the master says
+		handing string    // to whom the master hands over
+		begin   journal.Position // of the master's journal, as told on
+		dirty   time.Time // since when something written is not synced; zero: all is
+	}
+}
+
+// OpenSlave recovers the journal up to its real end and begins to follow. opts.Recovered is called up to what it knows to be committed;
+// opts.OnCommitted tells of more.
+func OpenSlave(ctx context.Context, n Node, opts journal.Options) (*Slave, error) {
+	n = n.withDefaults()
+	s := &Slave{n: n, mustReopen: make(chan struct{})}
+	told := opts.OnCommitted
+	opts.Follow = true
+	opts.OnCommitted = func(p journal.Position) {
+		if told != nil {
+			told(p)
+		}
+		s.log.commits.told()
+	}
+	j, err := journal.Open(opts)
+	if err != nil {
+		return nil, fmt.Errorf("open log: %w", err)
+	}
+	s.Journal = j
+	s.log.j, s.log.store = j, opts.StoreID
+	s.mender = mender{j: j, n: n}
+	state := n.State.Get()
+	s.mu.f = NewFollower(FollowerOptions{Self: n.Self, Fresh: j.Begin() == j.Written(), Seen: state.Seen, End: j.End(), Committed: j.Committed()})
+	s.ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
+	s.wg.Add(3)
+	go s.run()
+	go s.syncer()
+	go s.checker()
+	return s, nil
+}
+
+// Close ends following, syncs, and closes the journal.
+func (s *Slave) Close() error {
+	s.stop()
+	s.wg.Wait()
+	return s.Journal.Close()
+}
+
+// Append is never taken: nothing is written.
+func (s *Slave) Append(*journal.Append) error { return ErrNotMaster }
+
+// Kick and TryLead have nothing to commit.
+func (s *Slave) Kick()         {}
+func (s *Slave) TryLead() bool { return false }
+
+// Heard is when the slave last heard a master of the current term in a session; the zero time: not since it was opened.
+func (s *Slave) Heard() time.Time {
+	if ns := s.heard.Load(); ns != 0 {
+		return time.Unix(0, ns)
+	}
+	return time.Time{}
+}
+
+// MustReopen is closed when the slave cannot go on with this store as it is: it was named master, its journal was cut below what the store
+// has applied, it has failed, or it needs a full copy. Why says which.
+func (s *Slave) MustReopen() <-chan struct{} { return s.mustReopen }
+
+// Why says why the slave must be opened anew, or does not follow; "": it follows, or tries to.
+func (s *Slave) Why() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.why
+}
+
+// Following returns whom the slave follows in a session now, whether it counts as in sync there, and to whom that hands over, each as
+// last heard; "": nobody.
+func (s *Slave) Following() (master string, inSync bool, handsOverTo string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.master, s.mu.inSync, s.mu.handing
+}
+
+// Reasons of MustReopen.
+const (
+	WhyNamed  = "it was named master"
+	WhyCopy   = "it needs a full copy"
+	WhyCut    = "its journal was cut below what is committed, for a promotion by force"
+	WhyFailed = "its journal has failed"
+)
+
+// reopen ends the slave.
+func (s *Slave) reopen(why string) {
+	s.mu.Lock()
+	first := !s.mu.reopen
+	s.mu.reopen = true
+	if first {
+		s.mu.why = why
+	}
+	s.mu.Unlock()
+	if first {
+		s.n.Logger.Info("slave must be opened anew", "broker", s.n.Self.Broker, "brokerGroup", s.n.BrokerGroup, "why", why)
+		close(s.mustReopen)
+		s.n.Changed()
+	}
+}
+
+var (
+	errReopen = errors.New("replica: the slave must be opened anew")
+	errSilent = errors.New("replica: the master is silent")
+	errOther  = errors.New("replica: another broker is the master")
+)
+
+// run follows until the slave is closed or must be opened anew.
+func (s *Slave) run() {
+	defer s.wg.Done()
+	back := backOffFirst
+	said := ""
+	for {
+		master, err := s.master()
+		if err == nil {
+			began := s.n.Now()
+			err = s.follow(master)
+			if s.n.Now().Sub(began) > backOffMax {
+				back = backOffFirst
+			}
+		}
+		if s.ctx.Err() != nil || errors.Is(err, errReopen) {
+			return
+		}
+		if text := err.Error(); text != said {
+			said = text
+			s.n.Logger.Info("slave does not follow", "broker", s.n.Self.Broker, "brokerGroup", s.n.BrokerGroup, "master", master, "err", err)
+		}
+		if !sleep(s.ctx, back) {
+			return
+		}
+		back = min(2*back, backOffMax)
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// row hears the registry's row, if there is one.
+func (s *Slave) row() (term.Row, bool, error) {
+	row, ok := s.n.Row()
+	if !ok {
+		return row, false, nil
+	}
+	if row.Master.Broker == s.n.Self.Broker {
+		s.mu.Lock()
+		seen := s.mu.f.Seen()
+		s.mu.Unlock()
+		if row.Term >= seen {
+			s.reopen(WhyNamed)
+			return row, true, errReopen
+		}
+	}
+	s.mu.Lock()
+	met := s.mu.f.HeardRow(row)
+	s.mu.Unlock()
+	if met {
+		return row, true, s.n.State.Update(func(st *State) { st.Seen = max(st.Seen, row.Term) })
+	}
+	return row, true, nil
+}
+
+// master says whom to follow: whom the registry named, or, where that is not known or was overtaken, the broker that says it is the master
+// of the highest epoch.
+func (s *Slave) master() (string, error) {
+	row, ok, err := s.row()
+	if err != nil {
+		return "", err
+	}
+	s.mu.Lock()
+	seen := s.mu.f.Seen()
+	s.mu.Unlock()
+	if ok && row.Term >= seen && row.Master.Broker != "" {
+		return row.Master.Broker, nil
+	}
+	best, epoch := "", uint64(0)
+	for name, addresses := range s.n.Peers() {
+		peer := s.n.Dial(name, addresses)
+		ctx, cancel := context.WithTimeout(s.ctx, callTimeout)
+		a, err := peer.Meet(ctx, &wire.MeetRequest{BrokerGroup: s.n.BrokerGroup, Broker: s.n.Self.Broker})
+		cancel()
+		_ = peer.Close()
+		if err == nil && a.Status.GetRole() == roleMaster && a.Status.Epoch > epoch {
+			best, epoch = name, a.Status.Epoch
+		}
+	}
+	if best == "" {
+		return "", errors.New("replica: no master is known")
+	}
+	return best, nil
+}
+
+// follow connects to a master, comes to terms with it, and takes what it pushes until that ends.
+func (s *Slave) follow(master string) error {
+	addresses, ok := s.n.Peers()[master]
+	if !ok {
+		return fmt.Errorf("replica: no address of broker %s is known", master)
+	}
+	peer := s.n.Dial(master, addresses)
+	defer peer.Close()
+
+	var session uint64
+	for try := 0; try < 3; try++ {
+		h := historyOf(s.Journal)
+		s.mu.Lock()
+		hello := s.mu.f.Hello(h, session)
+		s.mu.Unlock()
+		w, a, err := s.hello(peer, hello)
+		if err != nil {
+			return err
+		}
+		store, err := storeID(a.Store)
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		step, err := s.mu.f.Welcomed(h, w)
+		committed := s.mu.f.Committed()
+		s.mu.Unlock()
+		if err != nil {
+			return err
+		}
+		if err := s.n.State.Update(func(st *State) { st.Seen, st.Granted = max(st.Seen, w.Epoch.Term()), 0 }); err != nil {
+			return err
+		}
+		switch step {
+		case StepCopy:
+			s.reopen(WhyCopy)
+			return errReopen
+		case StepRefuse:
+			return s.refuse(master, w.Match, committed)
+		case StepBegin:
+			return s.serve(&following{s: s, peer: peer, master: master, session: w.Session, epoch: w.Epoch, store: store, ended: make(chan error, 1)})
+		case StepCut:
+			s.refusal(false, "")
+			if w.Match < h.End {
+				aside, err := s.CutTo(w.Match)
+				if err != nil {
+					return s.failed(err)
+				}
+				s.n.Logger.Warn("journal's end differs from the master's: it is set aside and cut", "broker", s.n.Self.Broker, "brokerGroup", s.n.BrokerGroup,
+					"master", master, "position", uint64(w.Match), "end", uint64(h.End), "epoch", w.Epoch.String(), "file", aside)
+			}
+			s.mu.Lock()
+			s.mu.f.Cut(w.Match)
+			s.mu.Unlock()
+			if w.Match < committed {
+				s.reopen(WhyCut)
+				return errReopen
+			}
+			session = w.Session
+		}
+	}
+	return errors.New("replica: the master's journal and this one do not come to terms")
+}
+
+// hello asks the master to begin.
+func (s *Slave) hello(peer Peer, h Hello) (Welcome, *wire.FollowResponse, error) {
+	r := &wire.FollowRequest{BrokerGroup: s.n.BrokerGroup, Broker: h.Broker, Store: h.Store, Boot: h.Boot, SeenTerm: h.Seen, Session: h.Session,
+		Begin: uint64(h.History.Begin), End: uint64(h.History.End), Committed: uint64(h.Committed), History: wireHistory(h.History)}
+	r.Side, r.Served = s.n.Side()
+	ctx, cancel := context.WithTimeout(s.ctx, callTimeout)
+	defer cancel()
+	a, err := peer.Follow(ctx, r)
+	if err != nil {
+		return Welcome{}, nil, fmt.Errorf("replica: follow: %w", err)
+	}
+	w := Welcome{Epoch: journal.Epoch(a.Epoch), Session: a.Session, Match: journal.Position(a.Match), Forced: a.Forced, Copy: a.Copy,
+		History: historyFrom(a.Begin, a.End, a.History), Committed: journal.Position(a.Committed), Begun: h.Session != 0}
+	return w, a, nil
+}
+
+func (s *Slave) refuse(master string, match, committed journal.Position) error {
+	why := fmt.Sprintf("it would have to cut at %d to follow %s, and knows that %d is committed", match, master, committed)
+	if s.refusal(true, why) {
+		s.n.Logger.Error("slave refuses to follow: an operator must look", "broker", s.n.Self.Broker, "brokerGroup", s.n.BrokerGroup,
+			"master", master, "position", uint64(match), "committed", uint64(committed))
+	}
+	if !sleep(s.ctx, refusedPause) {
+		return s.ctx.Err()
+	}
+	return errors.New("replica: " + why)
+}
+
+// refusal says whether that is new.
+func (s *Slave) refusal(refused bool, why string) bool {
+	s.mu.Lock()
+	changed := s.mu.refused != refused
+	s.mu.refused, s.mu.why = refused, why
+	s.mu.Unlock()
+	if changed {
+		s.n.Changed()
+	}
+	return changed
+}
+
+// failed ends the slave, whose disk took a failed write or sync: what it wrote may be gone, so it is another boot from now on (rule
+// SyncFailureEndsMembership).
+func (s *Slave) failed(err error) error {
+	if _, uerr := s.n.State.NewBoot(); uerr != nil {
+		err = errors.Join(err, uerr)
+	}
+	s.n.Logger.Error("slave's journal has failed", "broker", s.n.Self.Broker, "brokerGroup", s.n.BrokerGroup, "err", err)
+	s.reopen(WhyFailed)
+	return errReopen
+}
+
+// following is a session as the slave sees it.
+type following struct {
+	s       *Slave
+	peer    Peer
+	master  string
+	session uint64
+	epoch   journal.Epoch
+	store   [16]byte
+	ended   chan error // why; one
+	over    bool       // s.turn: nothing more is written
+	header  []byte     // of the next pull; s.turn
+}
+
+// serve takes what the master pushes until the session ends.
+func (s *Slave) serve(f *following) error {
+	s.hearMaster(f)
+	s.n.Logger.Info("slave follows", "broker", s.n.Self.Broker, "brokerGroup", s.n.BrokerGroup, "master", f.master, "epoch", f.epoch.String(),
+		"position", uint64(s.End()))
+	for range window {
+		f.pull()
+	}
+	err := s.watch(f)
+	s.turn.Lock()
+	f.over = true
+	s.turn.Unlock()
+	s.mu.Lock()
+	s.mu.f.Ended()
+	s.mu.master, s.mu.inSync, s.mu.handing = "", false, ""
+	s.mu.Unlock()
+	s.n.Changed()
+	return err
+}
+
+func (s *Slave) hearMaster(f *following) {
+	s.heard.Store(s.n.Now().UnixNano())
+	s.mu.Lock()
+	changed := s.mu.master != f.master
+	s.mu.master = f.master
+	s.mu.Unlock()
+	if changed {
+		s.n.Changed()
+	}
+}
+
+// watch returns when the session has ended, or is to.
+func (s *Slave) watch(f *following) error {
+	t := time.NewTicker(lookEvery)
+	defer t.Stop()
+	for {
+		select {
+		case err := <-f.ended:
+			return err
+		case <-s.ctx.Done():
+			return s.ctx.Err()
+		case <-t.C:
+			row, ok, err := s.row()
+			if err != nil {
+				return err
+			}
+			if ok && row.Term > f.epoch.Term() && row.Master.Broker != f.master {
+				return errOther
+			}
+			if s.n.Now().Sub(s.Heard()) > s.n.Timing.AwayAfter {
+				return errSilent
+			}
+		}
+	}
+}
+
+// pull sends the next request, which is the ack of what is written.
+func (f *following) pull() {
+	f.s.turn.Lock()
+	if f.over {
+		f.s.turn.Unlock()
+		return
+	}
+	f.header = appendPull(f.header[:0], f.session, uint64(f.epoch), uint64(f.s.End()), uint64(f.s.Synced()), window)
+	header := f.header
+	f.header = nil // two pulls may be begun at the same time, at the start of the session
+	f.s.turn.Unlock()
+	f.peer.Call(f.s.ctx, wire.CommandPull, header, f.pulled)
+	f.s.turn.Lock()
+	f.header = header // Call has copied it
+	f.s.turn.Unlock()
+}
+
+// pulled takes an answer, on the goroutine that reads the connection.
+func (f *following) pulled(frame wire.Frame, err error) {
+	if err == nil {
+		err = f.take(frame)
+	}
+	if err != nil {
+		select {
+		case f.ended <- err:
+		default:
+		}
+		return
+	}
+	f.pull()
+}
+
+func (f *following) take(frame wire.Frame) error {
+	s := f.s
+	a, err := parsePulled(frame.Header)
+	if err != nil {
+		return err
+	}
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	if f.over {
+		return errOther
+	}
+	s.mu.Lock()
+	from := journal.Position(a.from)
+	if len(frame.Payload) == 0 {
+		from = s.mu.f.End()
+	}
+	err = s.mu.f.Push(journal.Epoch(a.epoch), from, len(frame.Payload))
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if len(frame.Payload) > 0 {
+		if err := s.write(from, frame.Payload, f.store); err != nil {
+			return err
+		}
+	}
+	now := s.n.Now()
+	s.heard.Store(now.UnixNano())
+	end := s.End()
+	s.mu.Lock()
+	if len(frame.Payload) > 0 && s.mu.dirty.IsZero() {
+		s.mu.dirty = now
+	}
+	committed := s.mu.f.Wrote(end, journal.Position(a.committed))
+	changed := s.mu.inSync != a.inSync || s.mu.handing != string(a.transfer)
+	if changed {
+		s.mu.inSync, s.mu.handing = a.inSync, string(a.transfer)
+	}
+	begin := journal.Position(a.begin)
+	trim := begin > s.mu.begin
+	s.mu.begin = begin
+	s.mu.Unlock()
+	if uint64(committed) > s.applied.Load() {
+		s.applied.Store(uint64(committed))
+		s.SetCommitted(committed)
+	}
+	if trim {
+		s.n.MasterBegin(begin)
+	}
+	if changed {
+		s.n.Changed()
+	}
+	return nil
+}
+
+// write writes what was pushed, waiting for a segment where none is ready.
+func (s *Slave) write(from journal.Position, b []byte, store [16]byte) error {
+	for {
+		err := s.CopyRecords(from, b, store)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, journal.ErrBusy):
+			if err := s.WaitRoom(s.ctx); err != nil {
+				return err
+			}
+		case errors.Is(err, journal.ErrFailed):
+			return s.failed(err)
+		default:
+			return err
+		}
+	}
+}
+
+// syncer syncs what was written, now and then.
+func (s *Slave) syncer() {
+	defer s.wg.Done()
+	t := time.NewTicker(s.n.Timing.SyncEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-s.ctx.Done():
+			return
+		}
+		if err := s.syncNow(); err != nil {
+			return
+		}
+	}
+}
+
+func (s *Slave) syncNow() error {
+	if s.Synced() == s.End() {
+		return nil
+	}
+	s.mu.Lock()
+	was := s.mu.dirty
+	s.mu.dirty = time.Time{} // of what is written from now on
+	s.mu.Unlock()
+	err := s.Sync()
+	s.mu.Lock()
+	if err != nil || s.mu.dirty.IsZero() && s.Synced() < s.End() {
+		s.mu.dirty = was
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return s.failed(err)
+	}
+	return nil
+}
+
+// syncDelay is the age of the oldest byte that is not on the disk.
+func (s *Slave) syncDelay() time.Duration {
+	if s.Synced() == s.End() {
+		return 0
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.dirty.IsZero() {
+		return 0
+	}
+	return s.n.Now().Sub(s.mu.dirty)
+}
+
+// Status of a slave.
+func (s *Slave) Status() *wire.ReplicaStatus {
+	h := historyOf(s.Journal)
+	committed := s.Committed()
+	delay := s.syncDelay()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &wire.ReplicaStatus{
+		Store: hex.EncodeToString(s.log.store[:]), Boot: s.n.State.Get().Boot, Role: roleSlave, Epoch: uint64(h.Last()), End: uint64(h.End), Synced: uint64(s.Synced()),
+		Committed: uint64(max(committed, s.mu.f.Committed())), SeenTerm: s.mu.f.Seen(), Refused: s.mu.refused, Fresh: h.End == 0, Why: s.mu.why,
+		SyncDelayMs: uint64(delay.Milliseconds()), Begin: uint64(h.Begin),
+	}
+}
+
+// Meet answers what the slave knows; with a term it first promises, durably, to do nothing in a lower one.
+func (s *Slave) Meet(_ context.Context, r *wire.MeetRequest) (*wire.MeetResponse, error) {
+	if err := s.n.ofGroup(r.BrokerGroup); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	met := s.mu.f.Met(r.Term)
+	s.mu.Unlock()
+	if met || r.Term > s.n.State.Get().Seen {
+		if err := s.n.State.Update(func(st *State) { st.Seen = max(st.Seen, r.Term) }); err != nil {
+			return nil, wire.Errorf(wire.CodeFailed, "the promise cannot be kept: %v", err)
+		}
+	}
+	return &wire.MeetResponse{Status: s.Status(), History: wireHistory(historyOf(s.Journal))}, nil
+}
+
+// ReadLog answers other brokers and observers.
+func (s *Slave) ReadLog(ctx context.Context, r *wire.ReadLogRequest) (*wire.ReadLogResponse, []byte, error) {
+	return s.log.readLog(ctx, r)
+}
+
+// LogSums answers the other copies.
+func (s *Slave) LogSums(_ context.Context, r *wire.LogSumsRequest) (*wire.LogSumsResponse, error) {
+	return s.log.sums(r)
+}
