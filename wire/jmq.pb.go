@@ -3617,6 +3617,7 @@ type FollowResponse struct {
 	Store         string                 `protobuf:"bytes,8,opt,name=store,proto3" json:"store,omitempty"` // with whose id checksums begin
 	History       []*EpochStart          `protobuf:"bytes,9,rep,name=history,proto3" json:"history,omitempty"`
 	KeepaliveMs   uint32                 `protobuf:"varint,10,opt,name=keepalive_ms,json=keepaliveMs,proto3" json:"keepalive_ms,omitempty"`
+	End           uint64                 `protobuf:"varint,11,opt,name=end,proto3" json:"end,omitempty"` // of the master's journal, as far as it was pushed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3717,6 +3718,13 @@ func (x *FollowResponse) GetHistory() []*EpochStart {
 func (x *FollowResponse) GetKeepaliveMs() uint32 {
 	if x != nil {
 		return x.KeepaliveMs
+	}
+	return 0
+}
+
+func (x *FollowResponse) GetEnd() uint64 {
+	if x != nil {
+		return x.End
 	}
 	return 0
 }
@@ -8769,7 +8777,7 @@ const file_jmq_proto_rawDesc = "" +
 	"\asession\x18\n" +
 	" \x01(\x04R\asession\x12\x12\n" +
 	"\x04side\x18\v \x01(\bR\x04side\x12\x16\n" +
-	"\x06served\x18\f \x01(\bR\x06served\"\xa2\x02\n" +
+	"\x06served\x18\f \x01(\bR\x06served\"\xb4\x02\n" +
 	"\x0eFollowResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x18\n" +
 	"\asession\x18\x02 \x01(\x04R\asession\x12\x14\n" +
@@ -8781,7 +8789,8 @@ const file_jmq_proto_rawDesc = "" +
 	"\x05store\x18\b \x01(\tR\x05store\x121\n" +
 	"\ahistory\x18\t \x03(\v2\x17.jmq.wire.v1.EpochStartR\ahistory\x12!\n" +
 	"\fkeepalive_ms\x18\n" +
-	" \x01(\rR\vkeepaliveMs\"\xa0\x01\n" +
+	" \x01(\rR\vkeepaliveMs\x12\x10\n" +
+	"\x03end\x18\v \x01(\x04R\x03end\"\xa0\x01\n" +
 	"\vPullRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\x04R\asession\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x14\n" +

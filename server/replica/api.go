@@ -27,6 +27,7 @@ type Timing struct {
 	JoinAfter  time.Duration // 5 s in step before a slave joins; doubled each time that it left within a minute, up to 16 times
 	SyncEvery  time.Duration // 500 ms: a slave syncs so often; at most 1 s behind
 	AwayAfter  time.Duration // 2 s: a slave that heard nothing for so long takes its master as away
+	CheckEvery time.Duration // 10 min: a slave compares its records with the master's; below 0: only when it is asked to
 }
 
 // Peer asks another broker of the broker group. client of server makes them; a Peer connects when it is first used.
@@ -74,49 +75,3 @@ type Seed interface {
 	Begin() journal.Position
 	Close() error
 }
-
-// Master is the log of a broker that was named master: records are committed when they are synced here and acked by every slave in sync.
-// It is a local.Log, and the master's half of wire.Replication (Follow, Pull, ReadLog, ReadSeed, LogSums).
-type Master struct{ *journal.Journal }
-
-// OpenMaster recovers the journal, takes back what slaves hold of its own epoch, begins an epoch of term, and returns when everything in
-// the journal is committed: on auto broker groups that waits for the slaves of the set. opts.Recovered is called with all of it. serve
-// is called as soon as slaves may connect. The caller has decided that this store may be opened as master: see Decide.
-func OpenMaster(ctx context.Context, n Node, termGranted uint32, forced bool, opts journal.Options, serve func(*Master)) (*Master, error) {
-	panic("replica: not built yet")
-}
-
-// StepDown ends the master for good: it met the term, or handed over.
-func (m *Master) StepDown(termMet uint32, why string) { panic("replica: not built yet") }
-
-// HandOver stops appends (ErrNotMaster), waits until everything is committed and held by slave to, and asks the registry to name it. nil: it
-// was named, and this master is fenced. An error: nothing was handed over, and appends go on.
-func (m *Master) HandOver(ctx context.Context, to string) (term.Row, error) {
-	panic("replica: not built yet")
-}
-
-// Fenced is closed when the master stopped because another is named, or a higher term was met.
-func (m *Master) Fenced() <-chan struct{} { panic("replica: not built yet") }
-
-// Status of a master.
-func (m *Master) Status() *wire.ReplicaStatus { panic("replica: not built yet") }
-
-// Slave is the log of a slave: it follows the master that it is told of, and commits what that has committed. It is a local.Log whose appends
-// are ErrNotMaster, and answers Meet, ReadLog and LogSums.
-type Slave struct{ *journal.Journal }
-
-// OpenSlave recovers the journal up to its real end and begins to follow. opts.Recovered is called up to what it knows to be committed; opts.Committed
-// tells of more.
-func OpenSlave(ctx context.Context, n Node, opts journal.Options) (*Slave, error) {
-	panic("replica: not built yet")
-}
-
-// Heard is when the slave last heard a master of the current term in a session; the zero time: not since it was opened.
-func (s *Slave) Heard() time.Time { panic("replica: not built yet") }
-
-// MustReopen is closed when the slave cannot go on with this store as it is: it was named master, its journal was cut below what the store
-// has applied, or it needs a full copy. Why says which.
-func (s *Slave) MustReopen() <-chan struct{} { panic("replica: not built yet") }
-
-// Status of a slave.
-func (s *Slave) Status() *wire.ReplicaStatus { panic("replica: not built yet") }

@@ -421,7 +421,7 @@ func (m *Master) Follow(_ context.Context, r *wire.FollowRequest) (*wire.FollowR
 		return nil, m.answered(err)
 	}
 	a := &wire.FollowResponse{Epoch: uint64(w.Epoch), Session: w.Session, Match: uint64(w.Match), Forced: w.Forced, Copy: w.Copy, Begin: uint64(own.Begin),
-		Committed: uint64(w.Committed), Store: hex.EncodeToString(m.log.store[:]), History: wireHistory(w.History),
+		Committed: uint64(w.Committed), Store: hex.EncodeToString(m.log.store[:]), History: wireHistory(w.History), End: uint64(own.End),
 		KeepaliveMs: uint32(m.n.Timing.KeepAlive.Milliseconds())}
 	return a, nil
 }

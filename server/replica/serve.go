@@ -116,16 +116,7 @@ func (l *log) sums(r *wire.LogSumsRequest) (*wire.LogSumsResponse, error) {
 	if end := l.j.Committed(); journal.Position(r.From) > end || journal.Position(r.To) > end {
 		return nil, wire.Errorf(wire.CodeInvalid, "checksums of positions %d to %d, but %d is committed", r.From, r.To, end)
 	}
-	sums, err := l.j.Sums(journal.Position(r.From), journal.Position(r.To), journal.Position(r.Every))
-	if err != nil {
-		return nil, coded(err)
-	}
-	a := &wire.LogSumsResponse{From: r.From, To: r.To}
-	for _, s := range sums {
-		a.Sums = append(a.Sums, uint64(s.Sum))
-		a.Ends = append(a.Ends, uint64(s.End))
-	}
-	return a, nil
+	return nil, wire.Errorf(wire.CodeBusy, "no checksums are made")
 }
 
 // coded is an error of a journal for another broker.

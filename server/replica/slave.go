@@ -40,7 +40,7 @@ type Slave struct {
 	wg         sync.WaitGroup
 	closing    sync.Once
 	mustReopen chan struct{}
-	heard      atomic.Int64 // unix ns; 0: never
+	heard      atomic.Int64  // unix ns; 0: never
 	applied    atomic.Uint64 // committed as told to the store
 
 	// turn is held while the records of a session are written, so that a session that has ended writes nothing any more.
@@ -52,11 +52,12 @@ type Slave struct {
 		why     string // it must be opened anew, or cannot follow
 		reopen  bool
 		refused bool
-		master  string    // whom it follows; "": nobody
-		inSync  bool      // as the master says
-		handing string    // to whom the master hands over
+		master  string           // whom it follows; "": nobody
+		inSync  bool             // as the master says
+		handing string           // to whom the master hands over
 		begin   journal.Position // of the master's journal, as told on
-		dirty   time.Time // since when something written is not synced; zero: all is
+		dirty   time.Time        // since when something written is not synced; zero: all is
+		check   Check
 	}
 }
 

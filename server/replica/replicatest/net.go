@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jmqio/jmq/server/replica"
@@ -249,7 +250,7 @@ func (n *Net) Dial(from, to string) (net.Conn, error) {
 
 // Peer asks node to in the name of node from. It connects when it is used and not connected.
 func (n *Net) Peer(from, to string) replica.Peer {
-	p := &peer{net: n, from: from, to: to}
+	p := &peer{net: n, from: from, to: to, making: make(chan struct{}, 1)}
 	p.ctx, p.stop = context.WithCancel(context.Background())
 	p.Remote = replica.Remote{Do: p.do, Start: p.Call}
 	return p
@@ -262,20 +263,22 @@ type peer struct {
 	ctx      context.Context // ends with Close
 	stop     context.CancelFunc
 
-	mu struct { // held while a connection is made
-		sync.Mutex
-		conn *wire.Conn
-	}
+	making chan struct{} // one element: the right to make a connection
+	conn   atomic.Pointer[wire.Conn]
 }
 
 // connect returns the connection, which may be made anew.
 func (p *peer) connect(ctx context.Context) (*wire.Conn, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	select {
+	case p.making <- struct{}{}:
+		defer func() { <-p.making }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	if p.ctx.Err() != nil {
 		return nil, wire.Errorf(wire.CodeClosed, "the peer was closed")
 	}
-	if c := p.mu.conn; c != nil && c.Err() == nil {
+	if c := p.conn.Load(); c != nil && c.Err() == nil {
 		return c, nil
 	}
 	nc, err := p.net.Dial(p.from, p.to)
@@ -295,7 +298,10 @@ func (p *peer) connect(ctx context.Context) (*wire.Conn, error) {
 		c.Close(nil)
 		return nil, err
 	}
-	p.mu.conn = c
+	p.conn.Store(c)
+	if p.ctx.Err() != nil {
+		c.Close(nil)
+	}
 	return c, nil
 }
 
@@ -309,9 +315,7 @@ func (p *peer) do(ctx context.Context, command wire.Command, header, payload []b
 
 // Call uses the connection that is there: Do makes one.
 func (p *peer) Call(_ context.Context, command wire.Command, header []byte, done func(wire.Frame, error)) {
-	p.mu.Lock()
-	c := p.mu.conn
-	p.mu.Unlock()
+	c := p.conn.Load()
 	if c == nil {
 		done(wire.Frame{}, wire.Errorf(wire.CodeDisconnected, "%s is not connected with %s", p.from, p.to))
 		return
@@ -325,10 +329,8 @@ func (p *peer) Call(_ context.Context, command wire.Command, header []byte, done
 
 func (p *peer) Close() error {
 	p.stop()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.mu.conn != nil {
-		p.mu.conn.Close(nil)
+	if c := p.conn.Load(); c != nil {
+		c.Close(nil)
 	}
 	return nil
 }
