@@ -7053,6 +7053,7 @@ type ListGroupsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"` // empty: of all topics
 	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"` // empty: all groups
+	Left          bool                   `protobuf:"varint,3,opt,name=left,proto3" json:"left,omitempty"`  // asked by nodes: groups of all namespaces that have messages left
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7099,6 +7100,13 @@ func (x *ListGroupsRequest) GetGroup() string {
 		return x.Group
 	}
 	return ""
+}
+
+func (x *ListGroupsRequest) GetLeft() bool {
+	if x != nil {
+		return x.Left
+	}
+	return false
 }
 
 type ListGroupsResponse struct {
@@ -7158,6 +7166,7 @@ type GroupSummary struct {
 	ActiveNs      int64                  `protobuf:"varint,9,opt,name=active_ns,json=activeNs,proto3" json:"active_ns,omitempty"`    // when it last fetched, acked or was reset, as far as is known
 	Abandoned     bool                   `protobuf:"varint,10,opt,name=abandoned,proto3" json:"abandoned,omitempty"`                 // not active for so long that it holds no message any more
 	LastReset     *GroupReset            `protobuf:"bytes,11,opt,name=last_reset,json=lastReset,proto3" json:"last_reset,omitempty"` // absent: never
+	Namespace     uint32                 `protobuf:"varint,12,opt,name=namespace,proto3" json:"namespace,omitempty"`                 // its number, with left
 	BrokerGroup   string                 `protobuf:"bytes,30,opt,name=broker_group,json=brokerGroup,proto3" json:"broker_group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -7268,6 +7277,13 @@ func (x *GroupSummary) GetLastReset() *GroupReset {
 		return x.LastReset
 	}
 	return nil
+}
+
+func (x *GroupSummary) GetNamespace() uint32 {
+	if x != nil {
+		return x.Namespace
+	}
+	return 0
 }
 
 func (x *GroupSummary) GetBrokerGroup() string {
@@ -9069,12 +9085,13 @@ const file_jmq_proto_rawDesc = "" +
 	"\aexpired\x18\f \x01(\x04R\aexpired\x12!\n" +
 	"\fattempts_max\x18\r \x01(\rR\vattemptsMax\x12\x1b\n" +
 	"\toldest_ns\x18\x0e \x01(\x03R\boldestNs\x12!\n" +
-	"\fbroker_group\x18\x1e \x01(\tR\vbrokerGroup\"?\n" +
+	"\fbroker_group\x18\x1e \x01(\tR\vbrokerGroup\"S\n" +
 	"\x11ListGroupsRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
-	"\x05group\x18\x02 \x01(\tR\x05group\"G\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x12\x12\n" +
+	"\x04left\x18\x03 \x01(\bR\x04left\"G\n" +
 	"\x12ListGroupsResponse\x121\n" +
-	"\x06groups\x18\x01 \x03(\v2\x19.jmq.wire.v1.GroupSummaryR\x06groups\"\x80\x03\n" +
+	"\x06groups\x18\x01 \x03(\v2\x19.jmq.wire.v1.GroupSummaryR\x06groups\"\x9e\x03\n" +
 	"\fGroupSummary\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x120\n" +
@@ -9090,7 +9107,8 @@ const file_jmq_proto_rawDesc = "" +
 	"\tabandoned\x18\n" +
 	" \x01(\bR\tabandoned\x126\n" +
 	"\n" +
-	"last_reset\x18\v \x01(\v2\x17.jmq.wire.v1.GroupResetR\tlastReset\x12!\n" +
+	"last_reset\x18\v \x01(\v2\x17.jmq.wire.v1.GroupResetR\tlastReset\x12\x1c\n" +
+	"\tnamespace\x18\f \x01(\rR\tnamespace\x12!\n" +
 	"\fbroker_group\x18\x1e \x01(\tR\vbrokerGroup\"O\n" +
 	"\n" +
 	"GroupReset\x12\x17\n" +

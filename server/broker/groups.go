@@ -31,6 +31,11 @@ func (b *Broker) listGroups(ctx context.Context, r *wire.ListGroupsRequest) (*wi
 		return nil, err
 	}
 	namespace := wire.PeerFrom(ctx).Namespace
+	if r.Left {
+		if err := b.may(ctx, meta.BeNode, "", ""); err != nil {
+			return nil, err
+		}
+	}
 	topics := b.store.Topics()
 	if r.Topic != "" {
 		t, err := b.topic(namespace, r.Topic)
@@ -42,7 +47,7 @@ func (b *Broker) listGroups(ctx context.Context, r *wire.ListGroupsRequest) (*wi
 	response, size := &wire.ListGroupsResponse{}, 0
 	for i := range topics {
 		t := &topics[i]
-		if t.Namespace != namespace {
+		if t.Namespace != namespace && !r.Left {
 			continue
 		}
 		for _, g := range b.offsets().GroupsOf(topicKey(t)) {
@@ -56,8 +61,11 @@ func (b *Broker) listGroups(ctx context.Context, r *wire.ListGroupsRequest) (*wi
 			if err != nil {
 				return nil, err
 			}
-			if row == nil {
+			if row == nil || r.Left && (row.Lag == 0 || row.Abandoned) {
 				continue
+			}
+			if r.Left {
+				row.Namespace = t.Namespace
 			}
 			if size += proto.Size(row) + 8; size > answerBytesMax {
 				return nil, wire.Errorf(wire.CodeTooLarge, "%d groups are more than an answer holds: name a topic or a group", len(response.Groups))

@@ -267,11 +267,12 @@ func (s *Snapshot) PrincipalOf(id string, nowNs int64) (p wire.Principal, c *Cre
 type Operation string
 
 const (
-	OperateGroup   Operation = "group"   // seek, alter, remove a group; of an app's owner too
-	ReadGroup      Operation = "lag"     // see where groups stand
-	ReadMessages   Operation = "peek"    // read messages without a group
-	ReadStore      Operation = "store"   // store usage, nodes
-	ReadAudit      Operation = "audit"   //
-	OperateCluster Operation = "cluster" // new generation
-	BeNode         Operation = "node"    // heartbeat, watch all metadata with its verifiers
+	OperateGroup       Operation = "group"        // seek, alter, remove a group; of an app's owner too
+	ReadGroup          Operation = "lag"          // see where groups stand
+	ReadMessages       Operation = "peek"         // read messages without a group
+	ReadStore          Operation = "store"        // store usage, nodes
+	ReadAudit          Operation = "audit"        //
+	OperateCluster     Operation = "cluster"      // new generation
+	OperateBrokerGroup Operation = "broker group" // promote, transfer, drain, activate
+	BeNode             Operation = "node"         // heartbeat, watch all metadata with its verifiers
 )

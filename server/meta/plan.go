@@ -131,7 +131,7 @@ func (p *plan) run(c Change) error {
 			return wire.Errorf(wire.CodeInvalid, "%s is written twice: a change writes an object once", w.Key)
 		}
 		before := p.s.Get(w.Key)
-		if c.As != nil {
+		if c.As != nil && !w.Own {
 			var was Spec
 			if before != nil {
 				was = before.Spec

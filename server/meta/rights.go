@@ -61,13 +61,14 @@ var rightsOf = map[Kind]rights{
 
 // operations is who may do what else.
 var operations = map[Operation]relation{
-	OperateGroup:   run | isOwner,
-	ReadGroup:      look | isSelf | isMember | isGranter,
-	ReadMessages:   run | isSelf | isOwner | isGranter, // self and owner: of an app that may consume the topic
-	ReadStore:      look,
-	ReadAudit:      run | isAuditor,
-	OperateCluster: rule,
-	BeNode:         isLocal | isNode,
+	OperateGroup:       run | isOwner,
+	ReadGroup:          look | isSelf | isMember | isGranter,
+	ReadMessages:       run | isSelf | isOwner | isGranter, // self and owner: of an app that may consume the topic
+	ReadStore:          look,
+	ReadAudit:          run | isAuditor,
+	OperateCluster:     rule,
+	OperateBrokerGroup: run,
+	BeNode:             isLocal | isNode,
 }
 
 // credentialOf is the row of a credential.

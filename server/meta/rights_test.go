@@ -171,7 +171,7 @@ func TestRights(t *testing.T) {
 		topic, group string
 	}{
 		{meta.OperateGroup, "orders", "pay"}, {meta.ReadGroup, "orders", "pay.eu"}, {meta.ReadGroup, "orders", ""}, {meta.ReadGroup, "", ""},
-		{meta.ReadMessages, "orders", ""}, {meta.ReadStore, "", ""}, {meta.ReadAudit, "", ""}, {meta.OperateCluster, "", ""}, {meta.BeNode, "", ""},
+		{meta.ReadMessages, "orders", ""}, {meta.ReadStore, "", ""}, {meta.ReadAudit, "", ""}, {meta.OperateCluster, "", ""}, {meta.OperateBrokerGroup, "", ""}, {meta.BeNode, "", ""},
 	} {
 		line(strings.TrimSpace(fmt.Sprint(o.op, " ", o.topic, " ", o.group)), func(who meta.Subject) string { return ok("yes", s.MayOperate(who, o.op, o.topic, o.group)) })
 	}

@@ -55,6 +55,7 @@ type Write struct {
 	Key    Key
 	Spec   Spec // nil: delete
 	Expect Expect
+	Own    bool // the registry's own, beside those of Change.As, who is not asked for the right to it
 }
 
 // Expect is what a write wants to find.

@@ -213,6 +213,10 @@ func (n *Node) applyOnce(ctx context.Context, r *wire.ApplyObjectsRequest, asked
 			}
 		}
 	}
+	c, err := n.consequences(ctx, s, c)
+	if err != nil {
+		return nil, err
+	}
 	next, _, _, warnings, err := s.Plan(c, n.o.Now())
 	if !c.DryRun { // which takes no lock of the database, for which changes wait; whether a change can be made the store says
 		next, err = n.store.Update(ctx, c)
@@ -222,7 +226,7 @@ func (n *Node) applyOnce(ctx context.Context, r *wire.ApplyObjectsRequest, asked
 	}
 	response := &wire.ApplyObjectsResponse{Version: uint64(next.Version), Warnings: warnings}
 	bytes, made := 0, false
-	for i, w := range c.Writes {
+	for i, w := range c.Writes[:len(asked)] {
 		before, after := befores[i], next.Get(w.Key)
 		change := &wire.ObjectChange{Change: changeOf(before, after)}
 		made = made || change.Change != unchanged

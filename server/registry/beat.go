@@ -155,10 +155,10 @@ func (n *Node) hear(r *wire.HeartbeatRequest, addr string) error {
 
 // newMember says whether a broker's copy is another than it was at the last heartbeat, or is told for the first time, and notes it.
 func (x *node) newMember(r *wire.HeartbeatRequest) bool {
-	m, ok := memberOf(r)
+	rep, ok := reportOf(r.Node, r.Replica)
 	was := x.member
-	x.member = m
-	return ok && m != was
+	x.member = rep.Member
+	return ok && rep.Member != was
 }
 
 // own remembers that a boot is, or was, the registered one.
@@ -399,6 +399,7 @@ func (n *Node) due() []finding {
 		expect := meta.Expect{Create: true}
 		if o != nil {
 			before = o.Spec.(*meta.Broker)
+			x.own(before.Boot) // a heartbeat of it that comes when it was followed by another is late
 			expect = meta.Expect{Revision: o.Revision}
 			if o.Revision != x.revision {
 				// A node that heard it wrote it: our silence begins anew, or we would judge by beats from before that.
@@ -501,19 +502,9 @@ func (n *Node) ListNodes(ctx context.Context, r *wire.ListNodesRequest) (*wire.L
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for name, x := range n.mu.nodes {
-		m := &wire.Node{Last: x.last, Away: x.silent >= silenceMax, SilentMs: x.silent.Milliseconds()}
-		b := s.Broker(name)
-		if b != nil {
-			m.Away = b.Away
+		if m := n.wireNode(s, name, x); m.Last != nil {
+			response.Nodes = append(response.Nodes, m)
 		}
-		if m.Last == nil {
-			if b == nil {
-				continue
-			}
-			m.Last = &wire.HeartbeatRequest{Node: name, Boot: b.Boot, Roles: []string{RoleBroker}, BrokerGroup: b.BrokerGroup, Addresses: b.Addresses,
-				DataCenter: b.DataCenter, Labels: b.Labels, Version: b.Version}
-		}
-		response.Nodes = append(response.Nodes, m)
 	}
 	slices.SortFunc(response.Nodes, func(a, b *wire.Node) int {
 		if a.Last.Node < b.Last.Node {

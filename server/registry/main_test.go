@@ -150,6 +150,8 @@ type cluster struct {
 	nodes  []*Node
 	now    func() time.Time
 	boots  int
+	meet   func(address string, r *wire.MeetRequest) (*wire.MeetResponse, error)
+	groups func(address string) (*wire.ListGroupsResponse, error)
 }
 
 func newCluster(t testing.TB, nodes int) *cluster {
@@ -172,6 +174,15 @@ func (c *cluster) start(i int) {
 	name, boot, address := fmt.Sprintf("registry-%d", i), fmt.Sprint("boot-", c.boots), registryAddress(i)
 	n, err := NewNode(NodeOptions{
 		Store: c.stores[i], Now: func() time.Time { return c.now() },
+		Meet: func(_ context.Context, addresses []string, r *wire.MeetRequest) (*wire.MeetResponse, error) {
+			return c.meet(addresses[0], r)
+		},
+		ListGroups: func(_ context.Context, addresses []string, r *wire.ListGroupsRequest) (*wire.ListGroupsResponse, error) {
+			if !r.Left {
+				return nil, errors.New("all groups are asked for")
+			}
+			return c.groups(addresses[0])
+		},
 		Self: func() *wire.HeartbeatRequest {
 			return &wire.HeartbeatRequest{Node: name, Boot: boot, Roles: []string{RoleRegistry}, Addresses: []string{address}}
 		},

@@ -31,6 +31,7 @@ type NodeMetrics struct {
 	Changes        uint64 // made through this node
 	ChangesRefused uint64 // conflicts, rights, invalid, the database away
 	Credentials    uint64 // made
+	Promotions     uint64 // of other masters, by this node itself
 	Rows           uint64 // of broker groups that were written: who is master, which slaves are in sync
 }
 

@@ -22,6 +22,11 @@ type NodeOptions struct {
 	// OnSnapshot is told each snapshot, in order, on one goroutine of the node, before clients are: a broker in the same process
 	// applies it here. The first one is told before NewNode returns, unless the store has not seen its database yet. When it returns, the snapshot counts as in force here. Nil: nobody.
 	OnSnapshot func(*meta.Snapshot)
+	// Meet asks the broker at one of these addresses how its copy is, and to keep to a term: before another one is promoted by an
+	// operator. Nil: none can be.
+	Meet func(ctx context.Context, addresses []string, r *wire.MeetRequest) (*wire.MeetResponse, error)
+	// ListGroups asks the broker at one of these addresses what its groups have not consumed: before a topic leaves its broker group. Nil: none can.
+	ListGroups func(ctx context.Context, addresses []string, r *wire.ListGroupsRequest) (*wire.ListGroupsResponse, error)
 	// Now is the wall clock, for dates that are stored. Default: time.Now.
 	Now func() time.Time
 	// Logger. Default: nothing is logged.
@@ -61,6 +66,7 @@ type Node struct {
 	mu struct {
 		sync.Mutex
 		nodes    map[string]*node
+		groups   map[string]*group      // by broker group
 		changing map[wire.Principal]int // changes under way, by whom
 		trusted  bool                   // the last call that stored heartbeats did
 		beaten   time.Time              // when the last one ended that did
@@ -68,7 +74,7 @@ type Node struct {
 		told     chan struct{}          // closed when a heartbeat came that says something new; nil: nobody waits
 	}
 	counts struct {
-		heartbeats, beats, beatsFailed, registrations, away, back, changes, refused, credentials, rows atomic.Uint64
+		heartbeats, beats, beatsFailed, registrations, away, back, changes, refused, credentials, rows, promotions atomic.Uint64
 	}
 }
 
@@ -84,7 +90,7 @@ func NewNode(o NodeOptions) (*Node, error) {
 	}
 	n := &Node{o: o.withDefaults(), store: o.Store, judge: make(chan struct{}, 1)}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
-	n.mu.nodes, n.mu.changing = map[string]*node{}, map[wire.Principal]int{}
+	n.mu.nodes, n.mu.groups, n.mu.changing = map[string]*node{}, map[string]*group{}, map[wire.Principal]int{}
 	n.addresses.Store(&[]string{})
 	n.Feed = NewFeed(FeedOptions{Registry: n.Registry})
 	first := n.store.View()
@@ -176,7 +182,7 @@ func (n *Node) Metrics() NodeMetrics {
 		Feed: n.FeedMetrics(), Database: n.Health() == nil,
 		Heartbeats: n.counts.heartbeats.Load(), Beats: n.counts.beats.Load(), BeatsFailed: n.counts.beatsFailed.Load(),
 		Registrations: n.counts.registrations.Load(), NodesAway: n.counts.away.Load(), NodesBack: n.counts.back.Load(),
-		Changes: n.counts.changes.Load(), ChangesRefused: n.counts.refused.Load(), Credentials: n.counts.credentials.Load(), Rows: n.counts.rows.Load(),
+		Changes: n.counts.changes.Load(), ChangesRefused: n.counts.refused.Load(), Credentials: n.counts.credentials.Load(), Rows: n.counts.rows.Load(), Promotions: n.counts.promotions.Load(),
 	}
 	for o := range n.store.View().All(meta.KindBroker) {
 		if o.Spec.(*meta.Broker).Away {

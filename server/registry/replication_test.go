@@ -7,9 +7,12 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/server/term"
@@ -19,20 +22,24 @@ import (
 // copyOf is a broker of a test, as it says in heartbeats what it has.
 type copyOf struct {
 	*Follower
-	mu     sync.Mutex
-	status *wire.ReplicaStatus
+	down, failed atomic.Bool
+	mu           sync.Mutex
+	status       *wire.ReplicaStatus
 }
 
 // say changes what the broker says from its next heartbeat on.
 func (c *copyOf) say(change func(*wire.ReplicaStatus)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := &wire.ReplicaStatus{
-		Store: c.status.Store, Boot: c.status.Boot, Role: c.status.Role, Epoch: c.status.Epoch, End: c.status.End, Committed: c.status.Committed,
-		SeenTerm: c.status.SeenTerm, Fresh: c.status.Fresh, Refused: c.status.Refused,
-	}
+	s := proto.Clone(c.status).(*wire.ReplicaStatus)
 	change(s)
 	c.status = s
+}
+
+func (c *copyOf) said() *wire.ReplicaStatus {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.status
 }
 
 func (c *copyOf) member(name string) term.Member {
@@ -49,6 +56,9 @@ func (c *cluster) replica(name string, slave bool) *copyOf {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			h.BrokerGroup, h.Slave, h.Replica = "g", slave, r.status
+			if r.failed.Load() {
+				h.State = "failed"
+			}
 			return h
 		}
 	})

@@ -1,0 +1,562 @@
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/jmqio/jmq/server/meta"
+	"github.com/jmqio/jmq/server/term"
+	"github.com/jmqio/jmq/wire"
+)
+
+func epoch(term, start uint64) uint64 { return term<<32 | start }
+
+// trio starts brokers a, b and d of broker group g, of which a is master of term 1 in epoch 1.1, and b, d follow it up to position 1000.
+func trio(t *testing.T, c *cluster, mode string) (a, b, d *copyOf) {
+	t.Helper()
+	c.write(map[meta.Key]meta.Spec{groupKey("g"): &meta.BrokerGroup{Mode: mode}})
+	c.write(map[meta.Key]meta.Spec{topicKey("orders"): &meta.Topic{Partitions: 2, BrokerGroups: []string{"g"}}})
+	a = c.replica("a", false)
+	rest(2 * time.Second)
+	b, d = c.replica("b", true), c.replica("d", true)
+	for _, r := range []*copyOf{a, b, d} {
+		r.say(func(s *wire.ReplicaStatus) {
+			s.Role, s.Epoch, s.SeenTerm, s.End, s.Committed = "slave", epoch(1, 1), 1, 1000, 900
+		})
+	}
+	a.say(func(s *wire.ReplicaStatus) {
+		s.Role = "master"
+		s.Slaves = []*wire.SlaveStatus{{Broker: "b", InSync: true, Acked: 1000, State: "in-sync"}, {Broker: "d", InSync: true, Acked: 1000, State: "in-sync"}}
+	})
+	rest(2 * time.Second)
+	c.meet = func(address string, r *wire.MeetRequest) (*wire.MeetResponse, error) {
+		x := map[string]*copyOf{"a:50088": a, "b:50088": b, "d:50088": d}[address]
+		if x.down.Load() {
+			return nil, errors.New("connection refused")
+		}
+		x.say(func(s *wire.ReplicaStatus) {
+			if s.SeenTerm < r.Term {
+				s.SeenTerm, s.Role = r.Term, "waiting"
+			}
+		})
+		return &wire.MeetResponse{Status: x.said()}, nil
+	}
+	return a, b, d
+}
+
+// set has a's set be these.
+func (c *cluster) set(t *testing.T, n *Node, master term.Member, members ...term.Member) {
+	t.Helper()
+	row := c.row(t)
+	if now, changed, err := askRow(n, term.Ask{Master: master, Term: row.Term, Change: row.Change, Set: members}); err != nil || !changed {
+		t.Fatalf("%+v %v", now, err)
+	}
+}
+
+// die ends a broker without a word.
+func (c *copyOf) die() {
+	c.down.Store(true)
+	c.Close()
+}
+
+func (c *cluster) operate(t *testing.T, r *wire.BrokerGroupRequest) *wire.BrokerGroupResponse {
+	t.Helper()
+	r.BrokerGroup = "g"
+	answer, err := c.nodes[0].BrokerGroup(t.Context(), r)
+	if err != nil {
+		t.Fatalf("%v: %v", r, err)
+	}
+	return answer
+}
+
+func conditionOf(t *testing.T, n *Node) string {
+	t.Helper()
+	r, err := n.BrokerGroup(t.Context(), &wire.BrokerGroupRequest{Action: "status", BrokerGroup: "g"})
+	if err != nil || len(r.Groups) != 1 {
+		t.Fatalf("%v %v", r, err)
+	}
+	return r.Groups[0].Condition
+}
+
+// TestPromotion shows that the most complete member of an auto broker group's set is promoted 3 s after its master fell silent and not before,
+// with its boot and store, in a term that is higher than any that was met, by one of two nodes, and that a fixed one waits.
+func TestPromotion(t *testing.T) {
+	for _, mode := range []string{meta.BrokerGroupAuto, meta.BrokerGroupFixed} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(t, 2)
+			defer c.close()
+			a, b, d := trio(t, c, mode)
+			defer b.Close()
+			defer d.Close()
+			c.set(t, c.nodes[1], a.member("a"), b.member("b"), d.member("d"))
+			d.say(func(s *wire.ReplicaStatus) { s.End, s.SeenTerm = 1200, 4 })
+			rest(2 * time.Second)
+			a.die()
+			rest(2500 * time.Millisecond)
+			if row := c.row(t); row.Master.Broker != "a" {
+				t.Fatalf("%s after 2.5 s: %+v", mode, row)
+			}
+			rest(1500 * time.Millisecond)
+			row := c.row(t)
+			if mode == meta.BrokerGroupFixed {
+				if row.Master.Broker != "a" || row.Term != 1 {
+					t.Fatalf("%+v", row)
+				}
+				rest(6 * time.Second)
+				if got := routeOf(t, c.nodes[0].Feed); got != "0 a*- b d" {
+					t.Fatal(got) // the last broker group stays
+				}
+				if got := conditionOf(t, c.nodes[0]); !strings.HasPrefix(got, "no-master: broker a, its master, is away, since ") {
+					t.Fatal(got)
+				}
+				return
+			}
+			if row.Term != 5 || row.Master != d.member("d") || row.Forced || !slices.Equal(row.Set, []term.Member{b.member("b")}) {
+				t.Fatalf("%+v", row)
+			}
+			d.say(func(s *wire.ReplicaStatus) {
+				s.Role, s.Epoch, s.SeenTerm = "master", epoch(5, 1), 5
+				s.Slaves = []*wire.SlaveStatus{{Broker: "b", State: "catching-up", LagBytes: 7}}
+			})
+			rest(2 * time.Second)
+			if got := routeOf(t, c.nodes[1].Feed); got != "0 d* a b" {
+				t.Fatal(got)
+			}
+			if got, _, _ := strings.Cut(conditionOf(t, c.nodes[0]), ", since"); got != "degraded: 0 of 2 slaves in sync; broker a is away, broker b is catching-up, 7 bytes behind" {
+				t.Fatal(got)
+			}
+			// The old master's questions are of a term that is over.
+			if now, changed, err := askRow(c.nodes[0], term.Ask{Master: a.member("a"), Term: 1, Change: row.Change}); err != nil || changed || now.Term != 5 {
+				t.Fatalf("%+v %v %v", now, changed, err)
+			}
+			entries, _, err := c.stores[0].Audit(t.Context(), meta.AuditQuery{Key: rowKey("g"), Limit: 1})
+			if err != nil || entries[0].By.Name != "registry" || entries[0].Reason != "its master a is silent for 3s" {
+				t.Fatalf("%v %+v", err, entries)
+			}
+		})
+	}
+}
+
+// TestNoPromotion shows who is not promoted: nobody while the database is away, however long the master is silent; no member that is of another boot or
+// store than it had when it joined, that ends below what is known to be committed, or that refuses; and nobody who is no member.
+func TestNoPromotion(t *testing.T) {
+	for name, x := range map[string]func(c *cluster, b *copyOf){
+		"database": func(c *cluster, b *copyOf) {
+			for _, s := range c.stores {
+				s.Fail(errors.New("cable"))
+			}
+		},
+		"boot":    func(c *cluster, b *copyOf) { b.say(func(s *wire.ReplicaStatus) { s.Boot = "another" }) },
+		"store":   func(c *cluster, b *copyOf) { b.say(func(s *wire.ReplicaStatus) { s.Store = "another" }) },
+		"short":   func(c *cluster, b *copyOf) { b.say(func(s *wire.ReplicaStatus) { s.End = 899 }) },
+		"refused": func(c *cluster, b *copyOf) { b.say(func(s *wire.ReplicaStatus) { s.Refused = true }) },
+		"away":    func(c *cluster, b *copyOf) { b.die() },
+		"nobody":  func(c *cluster, b *copyOf) {},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(t, 2)
+			defer c.close()
+			a, b, d := trio(t, c, meta.BrokerGroupAuto)
+			defer d.Close()
+			defer b.Close()
+			if name != "nobody" {
+				c.set(t, c.nodes[0], a.member("a"), b.member("b"))
+			}
+			x(c, b)
+			rest(2 * time.Second)
+			a.die()
+			rest(8 * time.Second)
+			for _, s := range c.stores {
+				s.Fail(nil)
+			}
+			if name == "database" { // silence begins when it is there again
+				rest(2 * time.Second)
+			}
+			row := c.row(t)
+			if row.Master.Broker != "a" || row.Term != 1 {
+				t.Fatalf("%s: %+v", name, row)
+			}
+			if want := map[string]int{"boot": 0, "store": 0, "nobody": 0}; len(row.Set) != 1 {
+				if _, ok := want[name]; !ok {
+					t.Fatalf("%s: %+v", name, row)
+				}
+			} else if _, ok := want[name]; ok {
+				t.Fatalf("%s stays in the set: %+v", name, row)
+			}
+			if name == "database" {
+				rest(4 * time.Second)
+				if row := c.row(t); row.Master.Broker != "b" {
+					t.Fatalf("%+v", row)
+				}
+			}
+		})
+	}
+}
+
+// TestFailedMaster shows that an auto master whose journal failed, and one that lives but is no master for 10 s, are followed by another.
+func TestFailedMaster(t *testing.T) {
+	for _, failed := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(t, 1)
+			defer c.close()
+			a, b, d := trio(t, c, meta.BrokerGroupAuto)
+			defer a.Close()
+			defer b.Close()
+			defer d.Close()
+			c.set(t, c.nodes[0], a.member("a"), b.member("b"))
+			wait := 8 * time.Second
+			if a.failed.Store(failed); failed {
+				wait = 2 * time.Second
+			} else {
+				a.say(func(s *wire.ReplicaStatus) { s.Role, s.Why = "waiting", "its store is new" })
+				rest(wait)
+				if got, _, _ := strings.Cut(conditionOf(t, c.nodes[0]), ", since"); got != "waiting: broker a, its master, does not serve yet: its store is new" {
+					t.Fatal(got)
+				}
+				if row := c.row(t); row.Master.Broker != "a" {
+					t.Fatalf("%+v", row)
+				}
+				wait = 4 * time.Second
+			}
+			rest(wait)
+			if row := c.row(t); row.Master.Broker != "b" || row.Term != 2 {
+				t.Fatalf("%v: %+v", failed, row)
+			}
+		})
+	}
+}
+
+// TestOldHeartbeat shows that a heartbeat of a boot before, which comes late, takes nobody out of the set, and promotes nobody.
+func TestOldHeartbeat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 2)
+		defer c.close()
+		a, b, d := trio(t, c, meta.BrokerGroupAuto)
+		defer a.Close()
+		defer d.Close()
+		old := proto.Clone(b.o.Self()).(*wire.HeartbeatRequest)
+		b.Close()
+		b = c.replica("b", true)
+		defer b.Close()
+		b.say(func(s *wire.ReplicaStatus) {
+			s.Boot, s.Role, s.Epoch, s.SeenTerm, s.End, s.Committed = "boot-b2", "slave", epoch(1, 1), 1, 1000, 900
+		})
+		rest(2 * time.Second)
+		c.set(t, c.nodes[0], a.member("a"), b.member("b"))
+		for range 5 {
+			for _, n := range c.nodes {
+				if _, err := n.Heartbeat(t.Context(), old); err == nil {
+					t.Fatal("the old boot is heard")
+				}
+			}
+			rest(2 * time.Second)
+		}
+		if row := c.row(t); row.Master.Broker != "a" || !slices.Equal(row.Set, []term.Member{b.member("b")}) {
+			t.Fatalf("%+v", row)
+		}
+	})
+}
+
+// TestHigherTerm shows that a master of a higher term than the row's is entered, and that a named master which met one gets a higher one, after a while.
+func TestHigherTerm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 2)
+		defer c.close()
+		a, b, d := trio(t, c, meta.BrokerGroupFixed)
+		defer a.Close()
+		defer b.Close()
+		defer d.Close()
+		a.say(func(s *wire.ReplicaStatus) { s.Role, s.SeenTerm = "waiting", 3 })
+		rest(3 * time.Second)
+		if row := c.row(t); row.Term != 1 {
+			t.Fatalf("%+v", row)
+		}
+		rest(5 * time.Second)
+		if row := c.row(t); row.Term != 4 || row.Master != a.member("a") || row.Forced {
+			t.Fatalf("%+v", row)
+		}
+		d.say(func(s *wire.ReplicaStatus) { s.Role, s.Epoch, s.SeenTerm = "master", epoch(9, 2), 9 })
+		rest(2 * time.Second)
+		if row := c.row(t); row.Term != 9 || row.Master != d.member("d") || len(row.Set) != 0 {
+			t.Fatalf("%+v", row)
+		}
+	})
+}
+
+// TestNewGeneration shows that after a new generation nothing of a broker group is answered or granted until all of its brokers have reported in it,
+// or an operator says who is gone, and that the master of the highest term, or else the most complete broker, is named then.
+func TestNewGeneration(t *testing.T) {
+	for _, gone := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(t, 2)
+			defer c.close()
+			a, b, d := trio(t, c, meta.BrokerGroupAuto)
+			defer a.Close()
+			defer d.Close()
+			c.set(t, c.nodes[0], a.member("a"), b.member("b"), d.member("d"))
+			b.die()
+			a.say(func(s *wire.ReplicaStatus) { s.Role, s.SeenTerm = "waiting", 2 }) // a promotion that is lost with the database
+			if _, err := c.nodes[0].NewGeneration(t.Context(), &wire.NewGenerationRequest{Reason: "restored"}); err != nil {
+				t.Fatal(err)
+			}
+			rest(12 * time.Second)
+			row := c.row(t)
+			if row.Term != 1 || row.Generation != 1 {
+				t.Fatalf("%+v", row)
+			}
+			if _, _, err := askRow(c.nodes[0], term.Ask{Master: a.member("a"), Term: 1, Change: row.Change}); wire.CodeOf(err) != wire.CodeMetadataAway {
+				t.Fatal(err)
+			}
+			if got := conditionOf(t, c.nodes[1]); !strings.HasPrefix(got, "waiting: the metadata is of a new generation, and of its brokers have not reported: b, since ") {
+				t.Fatal(got)
+			}
+			d.say(func(s *wire.ReplicaStatus) { s.End = 1100 })
+			rest(2 * time.Second)
+			if gone {
+				if _, err := c.nodes[0].BrokerGroup(t.Context(), &wire.BrokerGroupRequest{BrokerGroup: "g", Action: "promote"}); wire.CodeOf(err) != wire.CodeInUse || !strings.Contains(err.Error(), "--off b") {
+					t.Fatal(err)
+				}
+				if r := c.operate(t, &wire.BrokerGroupRequest{Action: "promote", Off: []string{"b"}, Force: true, Reason: "b burned"}); !r.Done || len(r.Lost) != 1 || !strings.HasPrefix(r.Lost[0], "broker b is off") {
+					t.Fatal(r)
+				}
+			} else {
+				b = c.replica("b", true)
+				defer b.Close()
+				b.say(func(s *wire.ReplicaStatus) { s.Role, s.Epoch, s.SeenTerm, s.End = "slave", epoch(1, 1), 1, 1000 })
+				rest(2 * time.Second)
+			}
+			if row = c.row(t); row.Generation != 2 || row.Term != 3 || row.Master != d.member("d") || len(row.Set) != 0 {
+				t.Fatalf("%v: %+v", gone, row)
+			}
+		})
+	}
+}
+
+// TestForce shows a promotion by an operator: it says what may be lost and does nothing without force, it needs everybody's promise or the word that he is off,
+// and the row that it writes is forced and above all promises.
+func TestForce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 2)
+		defer c.close()
+		a, b, d := trio(t, c, meta.BrokerGroupFixed)
+		defer a.Close()
+		defer b.Close()
+		defer d.Close()
+		a.say(func(s *wire.ReplicaStatus) {
+			s.End, s.Committed = 1500, 1300
+			s.Slaves = []*wire.SlaveStatus{{Broker: "b", InSync: true, LagBytes: 3, LagMs: 12}}
+		})
+		b.say(func(s *wire.ReplicaStatus) { s.End = 1200 })
+		rest(2 * time.Second)
+		row := c.row(t)
+		want := "broker a has 300 bytes more than broker b, positions 1200 to 1500; it knows some of that to be committed, so it was acknowledged; 0s ago it said that broker b is in sync, 3 bytes and 12ms behind"
+		for _, dry := range []bool{true, false} {
+			if r := c.operate(t, &wire.BrokerGroupRequest{Action: "promote", DryRun: dry}); r.Done || len(r.Lost) != 1 || r.Lost[0] != want {
+				t.Fatalf("%v: %q", r.Done, r.Lost)
+			}
+		}
+		if a.said().SeenTerm != 1 || c.row(t).Change != row.Change {
+			t.Fatal("it was not only asked")
+		}
+		a.down.Store(true)
+		if _, err := c.nodes[0].BrokerGroup(t.Context(), &wire.BrokerGroupRequest{BrokerGroup: "g", Action: "promote", Force: true}); wire.CodeOf(err) != wire.CodeInUse || !strings.Contains(err.Error(), "broker a (connection refused)") {
+			t.Fatal(err)
+		}
+		for _, r := range []*wire.BrokerGroupRequest{{Broker: "x"}, {Off: []string{"y"}}, {Broker: "b", Off: []string{"b"}}, {Broker: "a"}} {
+			if r.BrokerGroup, r.Action = "g", "promote"; true {
+				if _, err := c.nodes[0].BrokerGroup(t.Context(), r); err == nil {
+					t.Fatalf("%v", r)
+				}
+			}
+		}
+		viewer := wire.WithPeer(t.Context(), &wire.Peer{Principal: wire.Principal{Kind: wire.PrincipalNode, Name: "b"}})
+		if _, err := c.nodes[0].BrokerGroup(viewer, &wire.BrokerGroupRequest{BrokerGroup: "g", Action: "promote"}); wire.CodeOf(err) != wire.CodeForbidden {
+			t.Fatal(err)
+		}
+		d.say(func(s *wire.ReplicaStatus) { s.SeenTerm = 6 })
+		// While it is under way its master asks for another set: that row is read, and what was asked is void.
+		meet := c.meet
+		c.meet = func(address string, r *wire.MeetRequest) (*wire.MeetResponse, error) {
+			if r.Term != 0 && address == "d:50088" {
+				c.set(t, c.nodes[1], a.member("a"), d.member("d"))
+			}
+			return meet(address, r)
+		}
+		r := c.operate(t, &wire.BrokerGroupRequest{Action: "promote", Broker: "b", Off: []string{"a"}, Force: true, Reason: "a burned"})
+		if !r.Done || len(r.Lost) != 1 || !strings.HasPrefix(r.Lost[0], "broker a is off: what it has that broker b has not is not known; it said last that its journal ends at position 1500, and that it is committed up to 1300 (broker b ends at 1200)") {
+			t.Fatal(r)
+		}
+		if row = c.row(t); row.Term != 8 || row.Master != b.member("b") || !row.Forced || len(row.Set) != 0 {
+			t.Fatalf("%+v", row)
+		}
+		if d.said().SeenTerm != 7 {
+			t.Fatalf("%v", d.said())
+		}
+		entries, _, err := c.stores[0].Audit(t.Context(), meta.AuditQuery{Key: rowKey("g"), Limit: 1})
+		if err != nil || entries[0].By.Name != "local" || entries[0].Reason != "a burned" {
+			t.Fatalf("%v %+v", err, entries)
+		}
+	})
+}
+
+// TestTransfer shows a planned transfer: to a slave in sync only; the row asks for it, the master hands over, and the one who asked is answered then; and one that
+// does not come about is given up.
+func TestTransfer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 2)
+		defer c.close()
+		a, b, d := trio(t, c, meta.BrokerGroupFixed)
+		defer a.Close()
+		defer b.Close()
+		defer d.Close()
+		a.say(func(s *wire.ReplicaStatus) {
+			s.Slaves = []*wire.SlaveStatus{{Broker: "b", InSync: true, LagBytes: 9}, {Broker: "d", State: "away", LagBytes: 70}}
+		})
+		rest(2 * time.Second)
+		if _, err := c.nodes[0].BrokerGroup(t.Context(), &wire.BrokerGroupRequest{BrokerGroup: "g", Action: "transfer", Broker: "d"}); wire.CodeOf(err) != wire.CodeInUse || !strings.Contains(err.Error(), "it is away, 70 bytes behind") {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		go func() {
+			r, err := c.nodes[0].BrokerGroup(t.Context(), &wire.BrokerGroupRequest{BrokerGroup: "g", Action: "transfer"})
+			if err == nil && !r.Done {
+				err = errors.New("not done")
+			}
+			done <- err
+		}()
+		rest(2 * time.Second)
+		row := c.row(t)
+		if row.Transfer != "b" || row.Master.Broker != "a" {
+			t.Fatalf("%+v", row)
+		}
+		if _, changed, err := askRow(c.nodes[1], term.Ask{Master: a.member("a"), Term: 1, Change: row.Change, Set: []term.Member{b.member("b")}, To: "b"}); err != nil || !changed {
+			t.Fatal(err)
+		}
+		rest(2 * time.Second)
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		if row = c.row(t); row.Master != b.member("b") || row.Transfer != "" || row.Term != 2 {
+			t.Fatalf("%+v", row)
+		}
+		b.say(func(s *wire.ReplicaStatus) {
+			s.Role, s.Epoch, s.SeenTerm = "master", epoch(2, 1), 2
+			s.Slaves = []*wire.SlaveStatus{{Broker: "a", InSync: true}}
+		})
+		rest(2 * time.Second)
+		if _, err := c.nodes[1].BrokerGroup(t.Context(), &wire.BrokerGroupRequest{BrokerGroup: "g", Action: "transfer", Broker: "a"}); wire.CodeOf(err) != wire.CodeTimeout {
+			t.Fatal(err)
+		}
+		if row = c.row(t); row.Master.Broker != "b" || row.Transfer != "" || row.Term != 2 {
+			t.Fatalf("%+v", row)
+		}
+	})
+}
+
+// TestDrain shows that a drained broker group takes no messages, that it says what is left, that a topic leaves it only when nothing of it is, and that it becomes
+// active again.
+func TestDrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 2)
+		defer c.close()
+		a, b, d := trio(t, c, meta.BrokerGroupFixed)
+		defer a.Close()
+		defer b.Close()
+		defer d.Close()
+		if _, err := c.nodes[0].BrokerGroup(t.Context(), &wire.BrokerGroupRequest{BrokerGroup: "g", Action: "drain"}); wire.CodeOf(err) != wire.CodeInUse || !strings.Contains(err.Error(), "topic orders") {
+			t.Fatal(err)
+		}
+		other := c.follower("other", nil)
+		defer other.Close()
+		rest(2 * time.Second)
+		c.write(map[meta.Key]meta.Spec{topicKey("orders"): &meta.Topic{Partitions: 2, BrokerGroups: []string{"g", "group-other"}}})
+		leave := func() error {
+			_, err := c.nodes[0].ApplyObjects(t.Context(), &wire.ApplyObjectsRequest{Writes: []*wire.ObjectWrite{{Any: true, Object: &wire.Object{
+				Kind: "topic", Namespace: "default", Name: "orders", Spec: []byte(`{"partitions":2,"brokerGroups":["group-other"]}`),
+			}}}})
+			return err
+		}
+		left := []*wire.GroupSummary{{Topic: "orders", Group: "pay", Lag: 12}, {Topic: "orders", Group: "pay", Lag: 5, Namespace: 3}}
+		c.groups = func(address string) (*wire.ListGroupsResponse, error) {
+			if address != "a:50088" {
+				return nil, fmt.Errorf("%s is asked", address)
+			}
+			return &wire.ListGroupsResponse{Groups: left}, nil
+		}
+		if err := leave(); wire.CodeOf(err) != wire.CodeInUse || !strings.Contains(err.Error(), "jmq broker-group drain g first") {
+			t.Fatal(err)
+		}
+		r := c.operate(t, &wire.BrokerGroupRequest{Action: "drain"})
+		if fmt.Sprint(r.Left) != "[topic orders: group pay has not consumed 12 messages topic orders (namespace number 3): group pay has not consumed 5 messages]" || r.Done || r.Groups[0].State != "draining" {
+			t.Fatal(r)
+		}
+		if got := fmt.Sprint(states(t, c.nodes[0].Feed, "orders")); got != "map[g:2 group-other:0]" {
+			t.Fatal(got)
+		}
+		if err := leave(); wire.CodeOf(err) != wire.CodeInUse || !strings.Contains(err.Error(), "group pay has not consumed 12 of its messages there") {
+			t.Fatal(err)
+		}
+		if r := c.operate(t, &wire.BrokerGroupRequest{Action: "activate"}); !r.Done || r.Groups[0].State != "active" {
+			t.Fatal(r)
+		}
+		c.operate(t, &wire.BrokerGroupRequest{Action: "drain"})
+		left = left[1:] // of another namespace
+		if err := leave(); err != nil {
+			t.Fatal(err)
+		}
+		left = nil
+		if r := c.operate(t, &wire.BrokerGroupRequest{Action: "drain"}); !r.Done || len(r.Left) != 0 {
+			t.Fatal(r)
+		}
+	})
+}
+
+// TestMode shows that a broker group becomes auto only while its master serves, in a new term with an empty set, and that an answer about the old one counts no more.
+func TestMode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 1)
+		defer c.close()
+		a, b, d := trio(t, c, meta.BrokerGroupFixed)
+		defer b.Close()
+		defer d.Close()
+		c.set(t, c.nodes[0], a.member("a"), b.member("b"))
+		row := c.row(t)
+		become := func(mode string) error {
+			_, err := c.nodes[0].ApplyObjects(wire.WithPeer(t.Context(), &wire.Peer{}), &wire.ApplyObjectsRequest{Writes: []*wire.ObjectWrite{{Any: true, Object: &wire.Object{
+				Kind: "broker-group", Name: "g", Spec: []byte(`{"mode":"` + mode + `"}`),
+			}}}})
+			return err
+		}
+		a.say(func(s *wire.ReplicaStatus) { s.Role = "waiting" })
+		rest(2 * time.Second)
+		if err := become("auto"); wire.CodeOf(err) != wire.CodeInUse {
+			t.Fatal(err)
+		}
+		a.say(func(s *wire.ReplicaStatus) { s.Role = "master" })
+		rest(2 * time.Second)
+		if err := become("auto"); err != nil {
+			t.Fatal(err)
+		}
+		if now := c.row(t); now.Term != 2 || now.Master != row.Master || len(now.Set) != 0 || c.stores[0].View().BrokerGroup("g").Mode != "auto" {
+			t.Fatalf("%+v", now)
+		}
+		if now, changed, err := askRow(c.nodes[0], term.Ask{Master: a.member("a"), Term: 1, Change: row.Change, Set: row.Set}); err != nil || changed || now.Term != 2 {
+			t.Fatalf("%+v %v %v", now, changed, err)
+		}
+		a.die()
+		rest(6 * time.Second)
+		if now := c.row(t); now.Term != 2 {
+			t.Fatalf("%+v", now)
+		}
+		if err := become("fixed"); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
