@@ -9,7 +9,8 @@ import (
 	"github.com/jmqio/jmq/server/term"
 )
 
-// Met is what another broker of the broker group answered when it was asked (Meet).
+// Met is what another broker of the broker group answered when it was asked (Meet). The asker gives the term that it was granted, if it was
+// granted one, so that the other has promised to do nothing in a lower term before it says what it has.
 type Met struct {
 	term.Member
 	Seen      uint32 // the highest term that it met
@@ -71,11 +72,11 @@ func (s State) hear(self term.Member, r term.Row, off rule) State {
 	}
 	s.Seen = r.Term
 	if r.Master.Broker != self.Broker {
-		s.Granted, s.Grant, s.Forced = 0, term.Member{}, false
+		s.Granted, s.Grant, s.Forced, s.Fence = 0, term.Member{}, false, false
 		return s
 	}
 	if s.Granted != r.Term {
-		s.Granted, s.Grant, s.Forced = r.Term, r.Master, r.Forced
+		s.Granted, s.Grant, s.Forced, s.Fence = r.Term, r.Master, r.Forced, r.Fence
 	}
 	// The grant carries the registry's set; a set of another term says nothing (rule PersistedSetOfTerm).
 	if s.SetTerm != r.Term && !off.off(rulePersistedSetOfTerm) {
@@ -98,6 +99,10 @@ func Decide(k Known) Decision {
 		d.Act, d.Why = ActWait, fmt.Sprintf(format, args...)
 		return d
 	}
+	fence := k.State.Fence && k.History.Last().Term() < k.State.Granted && !k.off.off(ruleFence)
+	if fence { // what was answered before the promise may not be all any more
+		k.Met = slices.DeleteFunc(slices.Clone(k.Met), func(m Met) bool { return m.Seen < k.State.Granted })
+	}
 	var away []string
 	for _, b := range k.Others {
 		if !slices.ContainsFunc(k.Met, func(m Met) bool { return m.Broker == b }) {
@@ -112,6 +117,9 @@ func Decide(k Known) Decision {
 		return wait("it was named master of term %d, and term %d was met", k.State.Granted, d.Seen)
 	}
 	behind, isNew := k.behind()
+	if behind == "" && fence {
+		behind = "it was named after the metadata went back, by what was known then"
+	}
 	if behind != "" {
 		from, ok := k.mostComplete(away)
 		if !ok {

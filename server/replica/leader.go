@@ -134,8 +134,9 @@ func NewLeader(o LeaderOptions) *Leader {
 			if m.Broker == o.Self.Broker || l.find(m.Broker) != nil {
 				continue
 			}
-			s := l.add(m)
-			s.set, s.heard, s.since, s.target = true, o.Now, o.Now, o.Begins // it owes the epoch's record from now on
+			// It is waited for, and in the set again as soon as it has shown that it has all that this master had when it opened: what is
+			// persisted, and a row that was read a while ago, may name one that has left.
+			l.add(m)
 		}
 		for _, m := range o.Set {
 			l.former = append(l.former, m.Broker)
@@ -412,6 +413,9 @@ func (l *Leader) lag(now time.Time, s *slaveOf) time.Duration {
 func (l *Leader) Ask(now time.Time) (a term.Ask, persist []term.Member, ok bool) {
 	if l.met != 0 || l.handing != "" || l.asking && now.Sub(l.asked) < askAgain || now.Sub(l.asked) < askSoonest {
 		return a, nil, false
+	}
+	if now.Sub(l.opened) < l.timing.LeaveAfter && slices.ContainsFunc(l.slaves, func(s *slaveOf) bool { return s.waited && !s.set }) {
+		return a, nil, false // who was in sync with the master before has not come yet
 	}
 	set := l.members()
 	if l.row.Term != 0 && len(l.former) == 0 && len(l.unknown) == 0 && slices.Equal(set, l.row.Set) && l.row.Start == l.epoch.Start() {

@@ -28,6 +28,7 @@ const (
 	ruleNewStoreNewTerm
 	ruleOpenConfirmsTerm
 	ruleOldImage
+	ruleFence // of a grant after a new generation: not in the model, where all brokers report at once
 )
 
 // off says whether r is switched off.

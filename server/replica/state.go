@@ -31,6 +31,7 @@ type State struct {
 	Granted uint32      `json:"granted,omitempty"`
 	Grant   term.Member `json:"grant,omitzero"`
 	Forced  bool        `json:"forced,omitempty"`
+	Fence   bool        `json:"fence,omitempty"` // as in term.Row
 	// Set is the in-sync set with what the registry may hold of it, and counts in SetTerm only. auto broker groups.
 	Set     []term.Member `json:"set,omitempty"`
 	SetTerm uint32        `json:"setTerm,omitempty"`
@@ -75,16 +76,19 @@ func OpenState(fs vfs.FS, dir, machine string) (*StateFile, error) {
 		return nil, err
 	}
 	f.mu.state = s
-	err = f.Update(func(s *State) {
-		if s.Boot == "" || !s.Clean && (machine == "" || s.Machine != machine) {
-			s.Boot = newBoot()
-		}
-		s.Machine, s.Clean = machine, false
-	})
+	err = f.Update(func(s *State) { s.start(machine, newBoot) })
 	if err != nil {
 		return nil, err
 	}
 	return f, nil
+}
+
+// start is what a start makes of the state: another boot, if the machine may have lost what was not synced.
+func (s *State) start(machine string, newBoot func() string) {
+	if s.Boot == "" || !s.Clean && (machine == "" || s.Machine != machine) {
+		s.Boot = newBoot()
+	}
+	s.Machine, s.Clean = machine, false
 }
 
 func newBoot() string {

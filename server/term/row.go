@@ -6,6 +6,10 @@ import (
 	"slices"
 )
 
+// generationStep is what a new generation adds to Change: more than an older copy of the row can lack, so that no ask that is still on its way
+// compares with what comes, and no master takes it for older than what it knows.
+const generationStep = 1 << 20
+
 // All functions return a new row and leave the old one, its slices too, as it is. A row that was changed has a higher Change: whoever keeps
 // the row stores it by comparing with the one that was read.
 
@@ -95,7 +99,7 @@ func (r Row) Highest(reports []Report) uint32 {
 
 // Promote names a member of the set master, without an operator: the most complete of those that have reported (rules PromoteMembersOnly,
 // BootMembership, MembershipNamesStore). reports are those of brokers that are alive, without the one that is taken as away; known is the
-// highest committed position that any broker, also the one that is away, was heard to know: who ends below it has lost some.
+// highest committed position that the master of r.Term was heard to know: who ends below it has lost some, for its disk is an older image.
 func (r Row) Promote(reports []Report, known uint64, generation uint64) (Row, error) {
 	if r.Unanswerable(generation) || r.Term == 0 {
 		return r, ErrNotReady
@@ -116,8 +120,9 @@ func (r Row) Promote(reports []Report, known uint64, generation uint64) (Row, er
 	return r.grant(best.Member, r.Set, r.Highest(reports), false), nil
 }
 
-// Force names to master by an operator's word. Before it, every other broker of the broker group has promised to do nothing in a term lower than
-// the new one, Highest + 1, or the operator says that it is off (rule ForcedFencesAll); reports have what they answered. The new epoch says
+// Force names to master by an operator's word. Before it, every broker of the broker group, to among them, has promised to do nothing in a term lower
+// than the new one, Highest + 1, or the operator says that it is off (rule ForcedFencesAll); reports have what they answered. (Were to not
+// asked, one that was off could start, hear from all others that nobody met a higher term, and open.) The new epoch says
 // that it was forced, so that others may cut what they knew to be committed (rule ForcedEpochCuts).
 func (r Row) Force(to Member, reports []Report, generation uint64) (Row, error) {
 	if r.Unanswerable(generation) || r.Term == 0 {
@@ -176,6 +181,7 @@ func (r Row) Refill(group []string, reports map[string]Report, gone []string, ge
 		return r, ErrNotReady
 	}
 	r.Generation, r.Set = generation, nil
+	r.Change += generationStep
 	highest := r.Highest(all)
 	most := all[0]
 	for _, rep := range all {
@@ -186,7 +192,9 @@ func (r Row) Refill(group []string, reports map[string]Report, gone []string, ge
 			most = rep
 		}
 	}
-	return r.grant(most.Member, nil, highest, false), nil
+	next := r.grant(most.Member, nil, highest, false)
+	next.Fence = true
+	return next, nil
 }
 
 // Confirm takes a report that knows a higher term than the row. A master of a higher term is entered, with an empty set. A named master
@@ -203,7 +211,9 @@ func (r Row) Confirm(rep Report, reports []Report, generation uint64) (row Row, 
 		if rep.LastTerm == r.Term && rep.Store == m.Store {
 			m = rep.Member // it has opened in the term, so it holds what it must, in whatever boot
 		}
-		return r.grant(m, r.Set, max(rep.Seen, r.Highest(reports)), r.Forced), true
+		next := r.grant(m, r.Set, max(rep.Seen, r.Highest(reports)), r.Forced)
+		next.Fence = r.Fence && rep.LastTerm < r.Term
+		return next, true
 	}
 	return r, false
 }

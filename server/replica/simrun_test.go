@@ -1,0 +1,74 @@
+package replica
+
+import (
+	"flag"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+var seedFlag = flag.Uint64("seed", 0, "seed of one schedule of the simulator to run, and to show; 0: many, by the clock")
+
+// schedule runs one random life of a broker group, and heals it. "" is returned if every property held.
+func schedule(seed uint64, off rule, offRow rowRule, keep bool) (bad string, w *world) {
+	r := rand.New(rand.NewPCG(seed, 6))
+	names := []string{"A", "B", "C"}[:2+r.IntN(2)]
+	w = newWorld(r, names, r.IntN(3) > 0)
+	w.keep, w.off, w.offRow = keep, off, offRow
+	w.run(4 * time.Second)
+	used := map[string]int{}
+	for range 20 + r.IntN(60) {
+		if w.ghost.bad != "" {
+			return w.ghost.bad, w
+		}
+		w.happen(used)
+		w.run(time.Duration(r.IntN(150)) * time.Millisecond)
+	}
+	w.heal()
+	if !w.lives(90*time.Second) && w.ghost.bad == "" {
+		w.fail("P6: healed, and a normal and a replicated send are not answered ok")
+	}
+	return w.ghost.bad, w
+}
+
+func (w *world) show() string {
+	var b strings.Builder
+	for _, l := range w.log {
+		b.WriteString(l + "\n")
+	}
+	return b.String()
+}
+
+// TestSimulator runs random schedules: kills, power losses, pauses, partitions, swapped disks, a registry that is away or restored, promotions by
+// force and transfers, and looks at the promises after each step. JMQ_TEST_SCHEDULES is how many.
+func TestSimulator(t *testing.T) {
+	n := 1000
+	if s := os.Getenv("JMQ_TEST_SCHEDULES"); s != "" {
+		var err error
+		if n, err = strconv.Atoi(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if raceEnabled {
+		n /= 10
+	}
+	first := uint64(time.Now().UnixNano()) / 1000 % 1e12
+	if *seedFlag != 0 {
+		bad, w := schedule(*seedFlag, 0, 0, true)
+		t.Logf("seed %d\n%s", *seedFlag, w.show())
+		if bad != "" {
+			t.Fatal(bad)
+		}
+		return
+	}
+	t.Logf("seeds %d to %d", first, first+uint64(n))
+	for i := range n {
+		if bad, _ := schedule(first+uint64(i), 0, 0, false); bad != "" {
+			_, w := schedule(first+uint64(i), 0, 0, true)
+			t.Fatalf("seed %d: %s\n%s", first+uint64(i), bad, w.show())
+		}
+	}
+}
