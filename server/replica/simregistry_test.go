@@ -17,7 +17,8 @@ type simRegistry struct {
 	old        []term.Row // copies of the database
 	generation uint64
 	reports    map[string]simReport
-	high       time.Time // since when the named master knows a term that the row does not
+	high       uint32    // the row's term when a broker told of a higher one
+	highAt     time.Time // for the first time
 }
 
 type simReport struct {
@@ -97,18 +98,15 @@ func (g *simRegistry) register(rep term.Report) {
 		row, _ := g.row.Register(rep, true, g.generation)
 		g.set(row)
 	}
-	if rep.Master || rep.Broker == g.row.Master.Broker && rep.Seen <= g.row.Term {
-		g.high = time.Time{}
-	}
 	row, changed := g.row.Confirm(rep, g.list(), g.generation)
 	if !changed {
 		return
 	}
-	if !rep.Master {
-		if g.high.IsZero() {
-			g.high = g.w.now
+	if !rep.Master || rep.Term <= g.row.Term {
+		if g.high != g.row.Term {
+			g.high, g.highAt = g.row.Term, g.w.now
 		}
-		if g.w.now.Sub(g.high) < 3*time.Second {
+		if g.w.now.Sub(g.highAt) < 3*time.Second {
 			return // a promotion by force may be under way
 		}
 	}
@@ -188,7 +186,7 @@ func (g *simRegistry) restore(row term.Row) {
 		row.Generation = g.generation
 		row.Change += 1 << 20
 	}
-	g.row, g.reports, g.high = row, map[string]simReport{}, time.Time{}
+	g.row, g.reports, g.high = row, map[string]simReport{}, 0
 	g.w.ghost.dirty = true
 }
 

@@ -197,22 +197,24 @@ func (r Row) Refill(group []string, reports map[string]Report, gone []string, ge
 	return next, nil
 }
 
-// Confirm takes a report that knows a higher term than the row. A master of a higher term is entered, with an empty set. A named master
-// that is none because it met a higher term (a promotion by force was begun, and never written) gets one that is higher still; the caller
-// waits some seconds for the promotion first. changed is false where there is nothing to confirm.
+// Confirm takes a report that knows a higher term than the row. A master of a higher term is entered, with an empty set. Else a promotion by force was
+// begun, so that brokers promised, and never written: the named master gets a term that is higher still, or those would never follow it; the
+// caller waits some seconds for the promotion first. reports are the last ones of all brokers. changed is false where there is nothing to confirm.
 func (r Row) Confirm(rep Report, reports []Report, generation uint64) (row Row, changed bool) {
 	switch {
 	case r.Unanswerable(generation) || r.Term == 0:
 		return r, false
 	case rep.Master && rep.Term > r.Term:
 		return Row{Term: rep.Term, Master: rep.Member, Change: r.Change + 1, Generation: generation}, true
-	case !rep.Master && rep.Broker == r.Master.Broker && rep.Seen > r.Term:
-		m := r.Master
-		if rep.LastTerm == r.Term && rep.Store == m.Store {
-			m = rep.Member // it has opened in the term, so it holds what it must, in whatever boot
+	case rep.Seen > r.Term:
+		m, fence := r.Master, r.Fence
+		for _, o := range append(slices.Clone(reports), rep) {
+			if o.Broker == m.Broker && o.Store == m.Store && o.LastTerm == r.Term {
+				m, fence = o.Member, false // it has opened in the term, so it holds what it must, in whatever boot
+			}
 		}
 		next := r.grant(m, r.Set, max(rep.Seen, r.Highest(reports)), r.Forced)
-		next.Fence = r.Fence && rep.LastTerm < r.Term
+		next.Fence = fence
 		return next, true
 	}
 	return r, false
