@@ -67,7 +67,9 @@ func (h History) at(p journal.Position) (journal.Epoch, journal.Position) {
 func Common(a, b History) (p journal.Position, ok bool) {
 	p = max(a.Begin, b.Begin)
 	if len(a.Epochs) == 0 || len(b.Epochs) == 0 {
-		return p, a.Begin == b.Begin // an empty journal begins where the other one does
+		// An empty journal begins where the other one does, or, that of a full copy, at one of its records: it has the tables of what is before.
+		return p, a.Begin == b.Begin || len(a.Epochs) == 0 && b.Begin < a.Begin && a.Begin <= b.End ||
+			len(b.Epochs) == 0 && a.Begin < b.Begin && b.Begin <= a.End
 	}
 	first := p
 	for p < a.End && p < b.End {

@@ -285,8 +285,10 @@ func (s *Slave) follow(master string) error {
 		if err != nil {
 			return err
 		}
-		if err := s.n.State.Update(func(st *State) { st.Seen, st.Granted = max(st.Seen, w.Epoch.Term()), 0 }); err != nil {
-			return err
+		if st := s.n.State.Get(); st.Seen < w.Epoch.Term() || st.Granted != 0 {
+			if err := s.n.State.Update(func(st *State) { st.Seen, st.Granted = max(st.Seen, w.Epoch.Term()), 0 }); err != nil {
+				return err
+			}
 		}
 		switch step {
 		case StepCopy:

@@ -67,6 +67,13 @@ func (n *Net) Up(name string, s wire.Services) {
 	n.mu.handlers[name] = h
 }
 
+// Panics is how many requests have panicked at a node that is up.
+func (n *Net) Panics(name string) uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.mu.handlers[name].Metrics().Panics
+}
+
 // Down ends a node's connections, and lets no others begin to it.
 func (n *Net) Down(name string) {
 	n.mu.Lock()
@@ -333,4 +340,9 @@ func (p *peer) Close() error {
 		c.Close(nil)
 	}
 	return nil
+}
+
+// Ask sends any header and waits for the answer.
+func (p *peer) Ask(ctx context.Context, command wire.Command, header []byte) (wire.Frame, error) {
+	return p.do(ctx, command, header, nil)
 }
