@@ -10,7 +10,14 @@ import (
 	"time"
 )
 
-var seedFlag = flag.Uint64("seed", 0, "seed of one schedule of the simulator to run, and to show; 0: many, by the clock")
+// oneSeed is the flag -seed, which the package's other tests define: one schedule to run and to show; 0: many, by the clock.
+func oneSeed(t *testing.T) uint64 {
+	seed, err := strconv.ParseUint(flag.Lookup("seed").Value.String(), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return seed
+}
 
 // schedule runs one random life of a broker group, and heals it. "" is returned if every property held.
 func schedule(seed uint64, off rule, offRow rowRule, keep bool) (bad string, w *world) {
@@ -56,9 +63,9 @@ func TestSimulator(t *testing.T) {
 		n /= 10
 	}
 	first := uint64(time.Now().UnixNano()) / 1000 % 1e12
-	if *seedFlag != 0 {
-		bad, w := schedule(*seedFlag, 0, 0, true)
-		t.Logf("seed %d\n%s", *seedFlag, w.show())
+	if seed := oneSeed(t); seed != 0 {
+		bad, w := schedule(seed, 0, 0, true)
+		t.Logf("seed %d\n%s", seed, w.show())
 		if bad != "" {
 			t.Fatal(bad)
 		}
