@@ -103,6 +103,7 @@ func (j *Journal) CutTo(to Position) (aside string, err error) {
 	j.mu.bounds = j.mu.bounds[:n]
 	j.mu.Unlock()
 	j.epoch.Store(uint64(last))
+	j.copied.begun = noPrevious
 	return aside, j.cutEnd(to)
 }
 

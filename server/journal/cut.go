@@ -24,18 +24,10 @@ func (j *Journal) Truncate(to Position) error {
 		j.mu.Unlock()
 		return ErrFollows
 	}
-	for j.mu.committing {
-		j.mu.quiet.Wait()
-	}
-	if j.mu.closing || j.mu.err != nil {
-		err := j.mu.err
+	if err := j.ownLocked(); err != nil {
 		j.mu.Unlock()
-		if err == nil {
-			err = ErrClosed
-		}
 		return err
 	}
-	j.mu.committing = true
 	j.mu.cutting = true
 	j.mu.Unlock()
 	j.commit(commitQuiet) // nothing more can be queued

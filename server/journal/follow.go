@@ -19,14 +19,15 @@ type copying struct {
 	ends   []Position // of the records
 	rolls  []roll
 	epochs []EpochStart
+	begun  Position // where a call began that has copied only up to Written, for lack of a segment; noPrevious if none has
 }
 
 // CopyRecords writes b, whole records of another journal of this broker group from position from on, which must be the end of this
 // one: they are read by ReadRaw at once, by readers when they are committed, and are on disk after the next Sync. store is the id that their
 // checksums begin with. b is changed: it gets the checksums of this store.
 //
-// Errors: ErrNotCopied (nothing was written, b is as it was), ErrBusy or ErrNoSpace if a segment is missing (the same: WaitRoom, and try again),
-// ErrLeads, ErrClosed, ErrFailed; any other has stopped the journal.
+// Errors: ErrNotCopied (nothing was written, b is as it was); ErrBusy or ErrNoSpace if a segment is missing: WaitRoom, then call it again with
+// the same, of which the begin may be copied already; ErrLeads, ErrClosed, ErrFailed; any other has stopped the journal.
 func (j *Journal) CopyRecords(from Position, b []byte, store [16]byte) error {
 	if len(b) == 0 {
 		return nil
@@ -41,13 +42,20 @@ func (j *Journal) CopyRecords(from Position, b []byte, store [16]byte) error {
 	}
 	defer j.disown()
 	c := &j.copied
-	last, err := j.checkCopy(from, b, crcSeed(store))
-	if err != nil {
+	begun := from
+	if done := j.Written() - from; from < j.Written() && from == c.begun && done < Position(len(b)) {
+		from, b = from+done, b[done:]
+	}
+	c.begun = noPrevious
+	if err := j.checkCopy(from, b, crcSeed(store)); err != nil {
 		return err
 	}
-	if err := j.placeCopy(from); err != nil {
-		return err
+	missing := j.placeCopy(from)
+	if len(c.ends) == 0 {
+		c.begun = begun
+		return missing
 	}
+	b = b[:c.ends[len(c.ends)-1]-from]
 	for _, s := range c.epochs {
 		j.noteEpoch(s)
 	}
@@ -92,17 +100,22 @@ func (j *Journal) CopyRecords(from Position, b []byte, store [16]byte) error {
 	m.metrics.Bytes += int64(len(b))
 	m.metrics.CopiedBytes += int64(len(b))
 	j.mu.Unlock()
-	j.epoch.Store(uint64(last))
+	if n := len(c.epochs); n > 0 {
+		j.epoch.Store(uint64(c.epochs[n-1].Epoch))
+	}
 	j.written.Store(uint64(end))
-	return nil
+	if missing != nil {
+		c.begun = begun
+	}
+	return missing
 }
 
-// checkCopy looks at what is to be copied, and leaves in j.copied where records end and epochs begin. It returns the last one's epoch.
-func (j *Journal) checkCopy(from Position, b []byte, seed uint32) (last Epoch, err error) {
+// checkCopy looks at what is to be copied, and leaves in j.copied where records end and epochs begin.
+func (j *Journal) checkCopy(from Position, b []byte, seed uint32) error {
 	c := &j.copied
 	c.ends, c.rolls, c.epochs = c.ends[:0], c.rolls[:0], c.epochs[:0]
-	refuse := func(pos Position, format string, args ...any) (Epoch, error) {
-		return 0, fmt.Errorf("%w: at position %d: %s", ErrNotCopied, pos, fmt.Sprintf(format, args...))
+	refuse := func(pos Position, format string, args ...any) error {
+		return fmt.Errorf("%w: at position %d: %s", ErrNotCopied, pos, fmt.Sprintf(format, args...))
 	}
 	if next := j.Written(); from != next {
 		return refuse(from, "the journal ends at %d", next)
@@ -110,7 +123,7 @@ func (j *Journal) checkCopy(from Position, b []byte, seed uint32) (last Epoch, e
 	if from+Position(len(b)) < from || from+Position(len(b)) > 1<<63-1 {
 		return refuse(from, "no position can be so high")
 	}
-	last = j.Epoch()
+	last := j.Epoch()
 	for off := 0; off < len(b); {
 		pos := from + Position(off)
 		if len(b)-off < recordHeaderBytes {
@@ -136,23 +149,22 @@ func (j *Journal) checkCopy(from Position, b []byte, seed uint32) (last Epoch, e
 		off += align8(length)
 		c.ends = append(c.ends, from+Position(off))
 	}
-	return last, nil
+	return nil
 }
 
-// placeCopy finds the segments for what checkCopy has found.
+// placeCopy finds the segments for what checkCopy has found. Without one it leaves in j.copied what can be copied before, and says why.
 func (j *Journal) placeCopy(from Position) error {
 	c := &j.copied
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	m := &j.mu
 	limit, pos := m.limit, from
-	for _, end := range c.ends {
+	for i, end := range c.ends {
 		if size := int64(end - pos); end+Position(j.leaveLocked(KindMessages)) > limit {
 			s, ok := j.takeSpareLocked(size)
 			if !ok {
-				for _, r := range c.rolls {
-					m.spares = append(m.spares, r.spare)
-				}
+				c.ends = c.ends[:i]
+				c.epochs = below(c.epochs, pos)
 				m.need = max(m.need, size)
 				j.wakePreparer()
 				if m.prepareErr != nil {
@@ -174,18 +186,14 @@ func (j *Journal) placeCopy(from Position) error {
 func (j *Journal) ownFollowing() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	for j.mu.committing {
-		j.mu.quiet.Wait()
+	if err := j.ownLocked(); err != nil {
+		return err
 	}
-	switch {
-	case j.mu.err != nil:
-		return j.mu.err
-	case j.mu.closing:
-		return ErrClosed
-	case !j.mu.following:
+	if !j.mu.following {
+		j.mu.committing = false
+		j.mu.quiet.Broadcast()
 		return ErrLeads
 	}
-	j.mu.committing = true
 	return nil
 }
 

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
@@ -329,36 +328,29 @@ func (j *Journal) heal(f vfs.File, seg *segment, h Hole, known bool, epoch Epoch
 		j.opts.Logger.Error("journal is damaged: the range is set aside and lost", "file", seg.path, "position", uint64(h.From), "to", uint64(h.To),
 			"reason", reason)
 	}
-	if !j.opened || !j.mayBeCurrent(seg) {
-		return overwrite(f, seg, h, epoch, now.UnixNano())
-	}
-	return j.overwriteCurrent(f, seg, h, epoch, now)
+	return j.overCommitted(seg, func() error { return overwrite(f, seg, h, epoch, now.UnixNano()) })
 }
 
-// mayBeCurrent reports whether seg is the last segment: only then commits go to it.
-func (j *Journal) mayBeCurrent(seg *segment) bool {
+// overCommitted runs write, which writes over what is below the end in seg and syncs. Where seg may have bytes that are not synced yet, it holds the
+// right to commit and lets no Sync run meanwhile, for a failed sync of ours may have been the one that lost them: then no commit may
+// follow it, and the journal stops.
+func (j *Journal) overCommitted(seg *segment, write func() error) error {
+	if !j.opened {
+		return write()
+	}
+	j.syncMu.Lock()
+	defer j.syncMu.Unlock()
 	l := *j.list.Load()
-	return len(l) > 0 && l[len(l)-1] == seg
-}
-
-// overwriteCurrent overwrites h in the segment that commits go to. It holds the right to commit meanwhile, for a failed sync of ours
-// may have been the one that lost the blocks of a commit: then no commit may follow it.
-func (j *Journal) overwriteCurrent(f vfs.File, seg *segment, h Hole, epoch Epoch, now time.Time) error {
-	j.mu.Lock()
-	for j.mu.committing {
-		j.mu.quiet.Wait()
+	if i := l.find(seg.base); i+1 < len(l) && l[i+1].base <= j.Synced() {
+		return write()
 	}
-	if j.mu.closing || j.mu.err != nil {
-		err := j.mu.err
-		j.mu.Unlock()
-		if err == nil {
-			err = ErrClosed
-		}
+	j.mu.Lock()
+	err := j.ownLocked()
+	j.mu.Unlock()
+	if err != nil {
 		return err
 	}
-	j.mu.committing = true
-	j.mu.Unlock()
-	err := overwrite(f, seg, h, epoch, now.UnixNano())
+	err = write()
 	if err != nil {
 		err = j.fail(err)
 	}

@@ -382,6 +382,7 @@ func Open(opts Options) (*Journal, error) {
 		prepare: make(chan struct{}, 1),
 		stop:    make(chan struct{}),
 		writing: &group{},
+		copied:  copying{begun: noPrevious},
 	}
 	j.mu.gathering = &group{}
 	j.mu.quiet = sync.NewCond(&j.mu)
@@ -446,6 +447,21 @@ func (j *Journal) startEpoch(e Epoch, flags uint8) error {
 	}
 	j.commit(commitOwn)
 	return outcome
+}
+
+// ownLocked waits for the right to commit and takes it, unless the journal has stopped or is being closed: Close keeps the right.
+func (j *Journal) ownLocked() error {
+	for j.mu.committing && !j.mu.closing {
+		j.mu.quiet.Wait()
+	}
+	switch {
+	case j.mu.err != nil:
+		return j.mu.err
+	case j.mu.closing:
+		return ErrClosed
+	}
+	j.mu.committing = true
+	return nil
 }
 
 // disown gives the right to commit back, to the committer if something is queued.
@@ -667,6 +683,7 @@ func (j *Journal) Close() error {
 	}
 	j.mu.closing = true
 	j.roomLocked()
+	j.mu.quiet.Broadcast() // who waits for the right to commit will not get it any more
 	for j.mu.committing {
 		j.mu.quiet.Wait()
 	}

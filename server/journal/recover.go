@@ -586,6 +586,9 @@ func (j *Journal) recover() (last Epoch, err error) {
 			return 0, err
 		}
 		j.holes.Store(&found.holes)
+		if err := removeMended(j.fs, o.Dir, l[0].base); err != nil {
+			return 0, err
+		}
 		if err := j.repairHeaders(found.damaged); err != nil {
 			return 0, err
 		}
