@@ -39,7 +39,9 @@ type Options struct {
 	Dir string // the folder is there
 	// BytesMax bounds the file; beyond it Append is ErrFull. 0: 256 MiB, which are some ten million acks.
 	BytesMax int64
-	Logger   *slog.Logger // nil: nobody
+	// Random fills b, for the number of a new file. nil: crypto/rand.
+	Random func(b []byte)
+	Logger *slog.Logger // nil: nobody
 }
 
 // File is a side file, or the place of one: there is no file until the first Append, and none after Remove.
@@ -74,14 +76,17 @@ func Open(o Options) (*File, error) {
 	if o.BytesMax == 0 {
 		o.BytesMax = bytesMaxDefault
 	}
+	if o.Random == nil {
+		o.Random = func(b []byte) { rand.Read(b) } // it never fails
+	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	f := &File{o: o, path: o.FS.PathJoin(o.Dir, FileName)}
-	file, err := o.FS.OpenReadWrite(f.path, vfs.WriteCategoryUnspecified)
-	if errors.Is(err, fs.ErrNotExist) {
-		return f, nil
+	if _, err := o.FS.Stat(f.path); errors.Is(err, fs.ErrNotExist) {
+		return f, nil // opening would make it
 	}
+	file, err := o.FS.OpenReadWrite(f.path, vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return nil, fmt.Errorf("open the side file: %w", err)
 	}
@@ -326,7 +331,7 @@ func (f *File) create() (err error) {
 	if f.mu.file, err = f.o.FS.Create(f.path, vfs.WriteCategoryUnspecified); err != nil {
 		return err
 	}
-	rand.Read(f.mu.nonce[:]) // never fails
+	f.o.Random(f.mu.nonce[:])
 	var b []byte
 	b = append(b, fileMagic[:]...)
 	b = binary.LittleEndian.AppendUint32(b, fileVersion)
