@@ -12,6 +12,7 @@ import (
 
 	"github.com/jmqio/jmq/server/dispatch"
 	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/offset"
 	"github.com/jmqio/jmq/server/side"
 	"github.com/jmqio/jmq/server/store"
@@ -297,7 +298,7 @@ func (b *Broker) fail(err error) {
 
 // failedBy calls fail if err, of an append, says that the store has stopped.
 func (b *Broker) failedBy(err error) {
-	if errors.Is(err, errUnknown) || errors.Is(err, errFailed) || errors.Is(err, side.ErrFailed) {
+	if errors.Is(err, errUnknown) || errors.Is(err, errFailed) || errors.Is(err, journal.ErrFenced) || errors.Is(err, side.ErrFailed) {
 		b.fail(err)
 	}
 }

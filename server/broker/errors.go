@@ -27,6 +27,9 @@ var codes = []struct {
 	text  string
 }{
 	{journal.ErrUnknown, wire.CodeUnknown, 0, "a write or sync failed: it may be stored"},
+	{journal.ErrNotReplicated, wire.CodeNotReplicated, 0, "no slave is in sync, and the topic is a replicated one: nothing was written"},
+	{journal.ErrFollows, wire.CodeNotMaster, 0, "this broker is a slave"},
+	{journal.ErrFenced, wire.CodeNotMaster, 0, "another broker is the master now"},
 	{replica.ErrNotMaster, wire.CodeNotMaster, 0, "this broker is not the master any more"},
 	{replica.ErrFenced, wire.CodeNotMaster, 0, "another broker is the master now"},
 	{journal.ErrFailed, wire.CodeFailed, 0, failedText},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,7 +34,8 @@ type Written interface {
 	Written(p store.Partition, i index.Index) (journal.Position, journal.Epoch, error)
 }
 
-// Tail is what a slave's broker asks of its store for, if it has it: each record above what is committed, in order, as far as they can be read.
+// Tail is what a slave's broker asks of its store, if it has it: each record above what is applied, in order, as far as they can be read. Their
+// payloads are valid until each returns. local.Store has it.
 type Tail interface {
 	Tail(each func(r journal.Record) error) error
 }
@@ -140,19 +142,18 @@ func (b *Broker) Serve(how Serving) error {
 	if s.serving.Load() {
 		return errors.New("broker: the slave serves already")
 	}
+	// The tail first: what is applied to the table meanwhile is noted again, which changes nothing.
+	tail, err := b.tail()
+	if err != nil {
+		return fmt.Errorf("serve as a slave: the journal's tail: %w", err)
+	}
 	table, err := b.o.Offsets.Clone()
 	if err != nil {
 		return fmt.Errorf("serve as a slave: %w", err)
 	}
-	tail := uint64(0)
-	if t, ok := b.store.(Tail); ok {
-		if err := t.Tail(func(r journal.Record) error {
-			if r.Kind == journal.KindEnd {
-				tail++
-			}
-			return table.NoteRecord(r)
-		}); err != nil {
-			return fmt.Errorf("serve as a slave: the journal's tail: %w", err)
+	for _, r := range tail {
+		if err := table.NoteRecord(r); err != nil {
+			return fmt.Errorf("serve as a slave: the record at position %d: %w", r.Position, err)
 		}
 	}
 	kept, other, err := s.note(table)
@@ -171,8 +172,24 @@ func (b *Broker) Serve(how Serving) error {
 	s.serving.Store(true)
 	s.mu.Unlock()
 	b.o.Logger.Warn("the slave serves reads: its master is away", "brokerGroup", b.o.BrokerGroup, "behind", how.Behind, "why", how.Why,
-		"tailEnds", tail, "kept", kept, "ofOtherRecords", other)
+		"tail", len(tail), "kept", kept, "ofOtherRecords", other)
 	return nil
+}
+
+// tail returns the records about messages that were handled which lie above what is committed.
+func (b *Broker) tail() (records []journal.Record, err error) {
+	t, ok := b.store.(Tail)
+	if !ok {
+		return nil, nil
+	}
+	err = t.Tail(func(r journal.Record) error {
+		if r.Kind == journal.KindEnd || r.Kind == journal.KindLeaseExpiry {
+			r.Payload = slices.Clone(r.Payload)
+			records = append(records, r)
+		}
+		return nil
+	})
+	return records, err
 }
 
 // note counts in table what the side file has, of records that are in this journal.
