@@ -112,7 +112,9 @@ func copyOf(w *world) *vfs.MemFS {
 	return w.fs.Crash(100, rand.New(rand.NewPCG(1, 1)))
 }
 
-func newMaster(t testing.TB) *world { return newWorld(t, Options{BrokerGroup: "here", Broker: "master"}) }
+func newMaster(t testing.TB) *world {
+	return newWorld(t, Options{BrokerGroup: "here", Broker: "master"})
+}
 
 func (w *world) serve(behind bool) {
 	w.t.Helper()
@@ -236,9 +238,15 @@ func TestSlaveRefuses(t *testing.T) {
 		{"peek", true, func() error { _, err := b.Peek(ctx, &wire.PeekRequest{Topic: "orders"}); return err }},
 		{"describe", true, func() error { _, err := b.DescribeTopic(ctx, &wire.DescribeTopicRequest{Topic: "orders"}); return err }},
 		{"lag", true, func() error { _, err := b.GroupLag(ctx, &wire.GroupLagRequest{Topic: "orders"}); return err }},
-		{"subscribe, new", false, func() error { _, err := b.Subscribe(ctx, &wire.SubscribeRequest{Topic: "orders", Group: "new"}); return err }},
+		{"subscribe, new", false, func() error {
+			_, err := b.Subscribe(ctx, &wire.SubscribeRequest{Topic: "orders", Group: "new"})
+			return err
+		}},
 		{"produce", false, func() error { _, err := s.produce("orders", 0, batch(t, 1, 1)); return err }},
-		{"create", false, func() error { _, err := b.CreateTopic(ctx, &wire.CreateTopicRequest{Topic: "t", Partitions: 1}); return err }},
+		{"create", false, func() error {
+			_, err := b.CreateTopic(ctx, &wire.CreateTopicRequest{Topic: "t", Partitions: 1})
+			return err
+		}},
 		{"create, paused", false, func() error {
 			yes := true
 			_, err := b.CreateTopic(ctx, &wire.CreateTopicRequest{Topic: "t", Partitions: 1, Settings: &wire.TopicSettings{PauseConsume: &yes}})
@@ -449,7 +457,10 @@ func TestMergeReset(t *testing.T) {
 			_, err := m.broker.RemoveGroup(as("op"), &wire.RemoveGroupRequest{Topic: "orders", Group: "pay", Force: true})
 			return err
 		},
-		func() error { _, err := m.broker.DeleteTopic(as("op"), &wire.DeleteTopicRequest{Topic: "orders"}); return err },
+		func() error {
+			_, err := m.broker.DeleteTopic(as("op"), &wire.DeleteTopicRequest{Topic: "orders"})
+			return err
+		},
 	} {
 		s.serve(false)
 		f := s.mustFetch("b", 10)
@@ -973,4 +984,3 @@ func (f *fencedStore) Err() error {
 	}
 	return nil
 }
-
