@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/jmqio/jmq/client"
+	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -75,7 +76,11 @@ Start with: jmq dev`,
 		getCommand(), applyCommand(), deleteCommand(),
 	)
 	for _, k := range kindTable {
-		root.AddCommand(k.command())
+		c := k.command()
+		if k.kind == meta.KindBrokerGroup {
+			c.AddCommand(brokerGroupCommands()...)
+		}
+		root.AddCommand(c)
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if e, ok := errors.AsType[*pflag.NotExistError](err); ok && len(e.GetSpecifiedName()) == 1 && strings.Contains("0123456789", e.GetSpecifiedName()) {

@@ -111,8 +111,10 @@ topics, apps, subscriptions, groups, broker groups), admin (everything).`,
 		related: relatedToUser,
 	},
 	{
-		kind: meta.KindBrokerGroup, short: "Broker groups: which take part, are read only, or are drained",
-		long:   "A broker group is made by its first broker. Its state says whether topics on it take messages: active, read-only, draining.",
+		kind: meta.KindBrokerGroup, short: "Broker groups: their masters and slaves, which take part, and how they are",
+		long: `A broker group is one master and its slaves, and is made by its first broker. Its state says whether topics on it take messages: active, read-only,
+draining. Its mode says who names another master: fixed, only an operator (jmq broker-group promote, transfer); auto, the registry too, when the master dies and
+a slave has everything.`,
 		header: []string{"mode", "state", "data center", "labels", "description"},
 		row: func(s meta.Spec) []any {
 			g := s.(*meta.BrokerGroup)

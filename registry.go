@@ -29,13 +29,15 @@ type nodeInfo struct {
 	Connections     int      `json:"connections"`
 	BytesIn         uint64   `json:"bytesIn"`
 	BytesOut        uint64   `json:"bytesOut"`
+
+	Replica *replicaInfo `json:"replica,omitempty"` // of a broker that says what it has
 }
 
 func nodeOf(n admin.Node) nodeInfo {
 	i := nodeInfo{
 		Name: n.Name, Roles: n.Roles, BrokerGroup: n.BrokerGroup, Addresses: n.Addresses, DataCenter: n.DataCenter, Labels: n.Labels,
 		Version: n.Version, State: n.State, SilentMs: n.Silent.Milliseconds(), MetadataVersion: n.MetadataVersion, Generation: n.Generation,
-		Connections: n.Connections, BytesIn: n.BytesIn, BytesOut: n.BytesOut,
+		Connections: n.Connections, BytesIn: n.BytesIn, BytesOut: n.BytesOut, Replica: replicaOf(n.Replica),
 	}
 	if n.Away {
 		i.State = "away"
@@ -46,7 +48,7 @@ func nodeOf(n admin.Node) nodeInfo {
 func listNodes(nodes []admin.Node) listing {
 	slices.SortFunc(nodes, func(a, b admin.Node) int { return strings.Compare(a.Name, b.Name) })
 	l := listing{
-		header: []string{"name", "roles", "broker group", "state", "silent", "addresses", "version", "metadata", "connections"},
+		header: []string{"name", "roles", "broker group", "state", "copy", "silent", "addresses", "version", "metadata", "connections"},
 		empty:  "no node gives signs of life",
 	}
 	data := []nodeInfo{}
@@ -54,7 +56,7 @@ func listNodes(nodes []admin.Node) listing {
 		i := nodeOf(n)
 		data = append(data, i)
 		l.rows = append(l.rows, []any{
-			i.Name, strings.Join(i.Roles, ", "), orText(i.BrokerGroup, "-"), i.State, n.Silent.Round(100 * time.Millisecond), names(i.Addresses), i.Version,
+			i.Name, strings.Join(i.Roles, ", "), orText(i.BrokerGroup, "-"), i.State, copyText(n), n.Silent.Round(100 * time.Millisecond), names(i.Addresses), i.Version,
 			fmt.Sprintf("%d.%d", i.Generation, i.MetadataVersion), i.Connections,
 		})
 	}

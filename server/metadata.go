@@ -99,8 +99,12 @@ func (md *metadata) serve(ctx context.Context) (err error) {
 		}
 		md.owned = true
 	}
+	d, err := s.newDialer()
+	if err != nil {
+		return err
+	}
 	md.node, err = registry.NewNode(registry.NodeOptions{
-		Store: md.store, Self: s.self, OnSnapshot: md.onSnapshot, Now: s.config.Now, Logger: s.log,
+		Store: md.store, Self: s.self, OnSnapshot: md.onSnapshot, Meet: d.meet, ListGroups: d.listGroups, Now: s.config.Now, Logger: s.log,
 	})
 	if err != nil {
 		return fmt.Errorf("start registry: %w", err)

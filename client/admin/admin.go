@@ -289,6 +289,7 @@ type Node struct {
 	Connections     int
 	BytesIn         uint64 // since its start
 	BytesOut        uint64
+	Replica         *Replica // of a broker that says what it has; nil: it does not
 }
 
 // Nodes is what a registry node knows of all nodes.
@@ -318,15 +319,19 @@ func (a *Admin) Nodes(ctx context.Context) (*Nodes, error) {
 	}
 	all := &Nodes{Generation: r.Generation, Version: r.Version, Database: r.Database}
 	for _, n := range r.Nodes {
-		h := n.GetLast()
-		all.Nodes = append(all.Nodes, Node{
-			Name: h.GetNode(), Roles: h.GetRoles(), BrokerGroup: h.GetBrokerGroup(), Addresses: h.GetAddresses(), DataCenter: h.GetDataCenter(),
-			Labels: h.GetLabels(), Version: h.GetVersion(), State: h.GetState(), Away: n.Away, Silent: time.Duration(n.SilentMs) * time.Millisecond,
-			Generation: h.GetGeneration(), MetadataVersion: h.GetMetadataVersion(), Connections: int(h.GetConnections()),
-			BytesIn: h.GetBytesIn(), BytesOut: h.GetBytesOut(),
-		})
+		all.Nodes = append(all.Nodes, nodeOf(n))
 	}
 	return all, nil
+}
+
+func nodeOf(n *wire.Node) Node {
+	h := n.GetLast()
+	return Node{
+		Name: h.GetNode(), Roles: h.GetRoles(), BrokerGroup: h.GetBrokerGroup(), Addresses: h.GetAddresses(), DataCenter: h.GetDataCenter(),
+		Labels: h.GetLabels(), Version: h.GetVersion(), State: h.GetState(), Away: n.GetAway(), Silent: time.Duration(n.GetSilentMs()) * time.Millisecond,
+		Generation: h.GetGeneration(), MetadataVersion: h.GetMetadataVersion(), Connections: int(h.GetConnections()),
+		BytesIn: h.GetBytesIn(), BytesOut: h.GetBytesOut(), Replica: replicaOf(h.GetReplica()),
+	}
 }
 
 // inForceEvery is how often InForce asks.

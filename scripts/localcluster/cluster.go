@@ -287,6 +287,7 @@ func (c *Cluster) configure(ctx context.Context) error {
 		file := map[string]any{"node": node, "broker": broker}
 		if n.Role == "registry" {
 			file["registry"] = map[string]any{"dsn": string(dsn)}
+			node["registry"] = map[string]any{"credentialFile": credential} // by which it asks brokers
 		} else {
 			node["registry"] = map[string]any{"addresses": c.Addresses("registry"), "credentialFile": credential}
 			broker["brokerGroup"] = n.Name

@@ -336,12 +336,13 @@ func (n *Node) promote(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRe
 	if r.DryRun || len(losses) > 0 && !r.Force {
 		return nil
 	}
-	others = slices.DeleteFunc(others, func(b string) bool { return b == target })
+	// The target promises too: one that was off could start meanwhile, hear from all others that nobody met a higher term, and open.
 	fenced := n.meet(ctx, r.BrokerGroup, others, g.specs, row.Highest(heard.list())+1)
 	if err := fenced.silent("Nothing was promoted. Stop them, or"); err != nil {
 		return err
 	}
-	reports := append(fenced.list(), to)
+	reports := fenced.list()
+	to = fenced.reports[target]
 	if now := term.Losses(to, reports, r.Off); len(now) > 0 && !r.Force {
 		response.Lost = lost(now, to, g) // it went on being written to while it was asked
 		return nil
@@ -676,7 +677,7 @@ func (n *Node) renew(s *meta.Snapshot, brokerGroup string, row term.Row) (term.R
 	if g == nil || !g.living[row.Master.Broker] {
 		return row, term.ErrNotReady
 	}
-	return row.Renew(g.reports[row.Master.Broker], g.fresh(), uint64(s.Generation))
+	return row.Renew(g.reports[row.Master.Broker], g.all(), uint64(s.Generation))
 }
 
 // wireNode is a node as it is shown. n.mu is held; x may be nil.

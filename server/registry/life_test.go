@@ -97,7 +97,7 @@ func TestPromotion(t *testing.T) {
 			defer d.Close()
 			c.set(t, c.nodes[1], a.member("a"), b.member("b"), d.member("d"))
 			d.say(func(s *wire.ReplicaStatus) { s.End, s.SeenTerm = 1200, 4 })
-			rest(2 * time.Second)
+			rest(500 * time.Millisecond)
 			a.die()
 			rest(2500 * time.Millisecond)
 			if row := c.row(t); row.Master.Broker != "a" {

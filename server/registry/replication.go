@@ -19,7 +19,7 @@ const (
 	promoteAfter = 3 * time.Second
 	// standAfter is how long the master of an auto broker group may live and not be one: it waits, or copies.
 	standAfter = 10 * time.Second
-	// confirmAfter is how long a named master that met a higher term waits for the promotion that was begun.
+	// confirmAfter is how long a promotion may take that was begun: brokers met its term, and the row has it not.
 	confirmAfter = 5 * time.Second
 	// refillAfter is how long brokers have after a new generation to register, before all that are known have reported.
 	refillAfter = 5 * time.Second
@@ -191,7 +191,7 @@ func (n *Node) logRow(brokerGroup string, before, after term.Row, reason string)
 type group struct {
 	refill   time.Time // since when its row may not be answered for
 	standing time.Time // since when its master lives and is none
-	stranded time.Time // since when its master has met a higher term
+	stranded time.Time // since when one of its brokers has met a higher term
 	transfer time.Time // since when the row asks for the transfer with this count
 	change   uint64
 	state    string    // its condition's kind, as this node saw it last
@@ -268,6 +268,16 @@ func (g *replicas) fresh() (list []term.Report) {
 	return list
 }
 
+// all are the last reports of all brokers.
+func (g *replicas) all() (list []term.Report) {
+	for _, name := range g.names {
+		if rep, ok := g.reports[name]; ok {
+			list = append(list, rep)
+		}
+	}
+	return list
+}
+
 // highest is the highest term that a broker of the broker group was heard to know.
 func (n *Node) highest(s *meta.Snapshot, brokerGroup string) uint32 {
 	n.mu.Lock()
@@ -276,11 +286,7 @@ func (n *Node) highest(s *meta.Snapshot, brokerGroup string) uint32 {
 	if g == nil {
 		return 0
 	}
-	var reports []term.Report
-	for _, rep := range g.reports {
-		reports = append(reports, rep)
-	}
-	return term.Row{}.Highest(reports)
+	return term.Row{}.Highest(g.all())
 }
 
 // rowFinding is what has to be written of a broker group's row.
@@ -365,13 +371,12 @@ func (n *Node) judgeRow(s *meta.Snapshot, m *group, name string, row term.Row, g
 	}
 	master := row.Master.Broker
 	reports := g.fresh()
-	stranded := g.living[master] && !g.reports[master].Master && g.reports[master].Seen > row.Term
-	strandedFor := mark(&m.stranded, stranded, now)
+	strandedFor := mark(&m.stranded, slices.ContainsFunc(reports, func(rep term.Report) bool { return rep.Seen > row.Term }), now)
 	for _, rep := range reports {
-		if rep.Broker == master && !rep.Master && strandedFor < confirmAfter {
+		if !rep.Master && strandedFor < confirmAfter {
 			continue
 		}
-		if next, changed := row.Confirm(rep, reports, generation); changed {
+		if next, changed := row.Confirm(rep, g.all(), generation); changed {
 			return next, "broker " + rep.Broker + " has met a higher term"
 		}
 	}
@@ -389,16 +394,10 @@ func (n *Node) judgeRow(s *meta.Snapshot, m *group, name string, row term.Row, g
 			why = "its master " + master + " does not serve for " + standAfter.String()
 		}
 		if why != "" {
-			var candidates []term.Report
+			candidates := slices.DeleteFunc(reports, func(rep term.Report) bool { return rep.Broker == master || g.failed[rep.Broker] })
 			committed := uint64(0)
-			for b, rep := range g.reports {
-				if b != master && g.living[b] && !g.failed[b] {
-					candidates = append(candidates, rep)
-				}
-				// Who is refused, or new, knows positions of a journal that is not this one any more.
-				if !rep.Refused && !rep.New && rep.LastTerm <= row.Term {
-					committed = max(committed, rep.Committed)
-				}
+			if last := g.reports[master]; last.LastTerm == row.Term && last.Store == row.Master.Store {
+				committed = last.Committed
 			}
 			if next, err := row.Promote(candidates, committed, generation); err == nil {
 				return next, why
