@@ -429,8 +429,9 @@ func (c *Consumer) endAll(ctx context.Context, op string, g endGroup) error {
 	r := c.ackRequest(g.member)
 	r.Items = g.items
 	unknown := false
+	turn := 0 // slaves that did not serve
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
-		l, err := g.pool.awaitLink(ctx, func() *link { return g.pool.giver(g.member) })
+		l, err := g.pool.awaitLink(ctx, func() *link { return g.pool.giver(g.member, turn) })
 		if err != nil {
 			c.ended(&g, nil)
 			return c.endError(op, g.items, nil, err, unknown)
@@ -446,6 +447,9 @@ func (c *Consumer) endAll(ctx context.Context, op string, g endGroup) error {
 				unknown = true // some may have ended
 				err = wire.Errorf(wire.CodeNotMaster, "some of the leases")
 			}
+		}
+		if l.pool.of != nil {
+			turn++
 		}
 		g.pool = g.pool.elsewhere(l, err)
 		code := codeOf(err)

@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -41,6 +43,75 @@ type fakeBroker struct {
 	onAck       func(r *wire.AckRequest) error
 	onSubscribe func() error
 	onFetch     func(r *wire.FetchRequest) error
+	// refuses is what every request is answered; nil: nothing.
+	refuses atomic.Pointer[wire.CodeError]
+	idle    atomic.Bool // fetches are answered that it stops
+	fetches atomic.Int64
+}
+
+// fetchesSeen counts the fetches that were no leaving.
+func (b *fakeBroker) fetchesSeen() int64 { return b.fetches.Load() }
+
+// refuse answers all requests with err from now on, those that wait too; nil ends that.
+func (b *fakeBroker) refuse(err *wire.CodeError) {
+	b.refuses.Store(err)
+	if err == nil {
+		return
+	}
+	b.mu.Lock()
+	parked := b.mu.parked
+	b.mu.parked = nil
+	for _, f := range parked {
+		f.over = true
+		f.timer.Stop()
+	}
+	b.mu.Unlock()
+	for _, f := range parked {
+		f.done(nil, err)
+	}
+}
+
+// follow makes b hold what its master holds: its messages, and where groups stand. Its leases have the top bit.
+func (b *fakeBroker) follow(master *fakeBroker) {
+	master.mu.Lock()
+	defer master.mu.Unlock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.mu.topics, b.mu.groups = map[string][]*fakePartition{}, map[string]map[uint32]*fakeGroup{}
+	for name, ps := range master.mu.topics {
+		for _, p := range ps {
+			b.mu.topics[name] = append(b.mu.topics[name], &fakePartition{slices.Clone(p.batches), p.end})
+		}
+	}
+	b.take(master)
+	b.mu.batches = slices.Clone(master.mu.batches)
+	b.mu.leases = max(b.mu.leases, 1<<63)
+}
+
+// take takes where groups stand at o, and their leases. Both locks are held.
+func (b *fakeBroker) take(o *fakeBroker) {
+	for name, gs := range o.mu.groups {
+		b.mu.groups[name] = map[uint32]*fakeGroup{}
+		for i, g := range gs {
+			b.mu.groups[name][i] = &fakeGroup{g.offset, maps.Clone(g.ended), nil, maps.Clone(g.ranOut)}
+		}
+	}
+}
+
+// merge makes b, a master that is back, take the acks and living leases of the slave that served, which serves no more.
+func (b *fakeBroker) merge(slave *fakeBroker, err *wire.CodeError) {
+	slave.refuse(err)
+	slave.mu.Lock()
+	defer slave.mu.Unlock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.take(slave)
+	for name, gs := range slave.mu.groups {
+		for i, g := range gs {
+			b.mu.groups[name][i].lease = g.lease
+			g.lease = nil
+		}
+	}
 }
 
 type fakeBatch struct {
@@ -104,6 +175,10 @@ func (b *fakeBroker) topic(name string, partitions int) {
 }
 
 func (b *fakeBroker) Produce(ctx context.Context, r *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) {
+	if err := b.refuses.Load(); err != nil {
+		done(nil, err)
+		return
+	}
 	if b.onProduce != nil && b.onProduce(r, done) {
 		return
 	}
@@ -248,6 +323,17 @@ func (b *fakeBroker) reconcile(client string, r *wire.FetchRequest) (ready []fun
 }
 
 func (b *fakeBroker) Fetch(ctx context.Context, r *wire.FetchRequest, done func(*wire.FetchResponse, error)) {
+	if !r.Leave {
+		b.fetches.Add(1)
+	}
+	if err := b.refuses.Load(); err != nil {
+		done(nil, err)
+		return
+	}
+	if b.idle.Load() {
+		done(nil, wire.Errorf(wire.CodeStopping, "it stops"))
+		return
+	}
 	if b.onFetch != nil {
 		if err := b.onFetch(r); err != nil {
 			done(nil, err)
@@ -295,6 +381,10 @@ func (b *fakeBroker) Fetch(ctx context.Context, r *wire.FetchRequest, done func(
 }
 
 func (b *fakeBroker) Ack(ctx context.Context, r *wire.AckRequest, done func(*wire.AckResponse, error)) {
+	if err := b.refuses.Load(); err != nil {
+		done(nil, err)
+		return
+	}
 	if b.onAck != nil {
 		if err := b.onAck(r); err != nil {
 			done(nil, err)
@@ -358,6 +448,9 @@ func (b *fakeBroker) ack(client string, r *wire.AckRequest, i wire.AckRange) wir
 }
 
 func (b *fakeBroker) Subscribe(ctx context.Context, r *wire.SubscribeRequest) (*wire.SubscribeResponse, error) {
+	if err := b.refuses.Load(); err != nil {
+		return nil, err
+	}
 	if b.onSubscribe != nil {
 		if err := b.onSubscribe(); err != nil {
 			return nil, err
@@ -450,6 +543,7 @@ type fakeServer struct {
 	mu struct {
 		sync.Mutex
 		down     bool
+		thawed   chan struct{} // not nil: the process is stopped until it is closed
 		sessions map[*wire.Session]bool
 	}
 	ran sync.WaitGroup
@@ -461,7 +555,7 @@ func newFakeServer(b *fakeBroker, tcp bool) *fakeServer {
 	s.mu.sessions = map[*wire.Session]bool{}
 	s.network = func() (net.Conn, net.Conn, error) {
 		client, server := net.Pipe()
-		return client, server, nil
+		return client, &frozenConn{Conn: server, s: s, closed: make(chan struct{})}, nil
 	}
 	if tcp {
 		s.network = tcpPair
@@ -505,6 +599,59 @@ func (s *fakeServer) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return client, nil
 }
 
+// frozenConn is the end of a connection in a process that may be stopped, as by SIGSTOP.
+type frozenConn struct {
+	net.Conn
+	s      *fakeServer
+	once   sync.Once
+	closed chan struct{}
+}
+
+// wait waits while the process is stopped.
+func (c *frozenConn) wait() {
+	c.s.mu.Lock()
+	thawed := c.s.mu.thawed
+	c.s.mu.Unlock()
+	if thawed != nil {
+		select {
+		case <-thawed:
+		case <-c.closed:
+		}
+	}
+}
+
+func (c *frozenConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.wait()
+	return n, err
+}
+
+func (c *frozenConn) Write(b []byte) (int, error) {
+	c.wait()
+	return c.Conn.Write(b)
+}
+
+func (c *frozenConn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+// freeze stops the process; thaw lets it go on.
+func (s *fakeServer) freeze() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.thawed = make(chan struct{})
+}
+
+func (s *fakeServer) thaw() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.thawed != nil {
+		close(s.mu.thawed)
+		s.mu.thawed = nil
+	}
+}
+
 // kill ends all connections as the death of the process does.
 func (s *fakeServer) kill(down bool) {
 	s.mu.Lock()
@@ -526,6 +673,7 @@ func (s *fakeServer) up() {
 }
 
 func (s *fakeServer) close() {
+	s.thaw()
 	s.kill(true)
 	s.ran.Wait()
 }
@@ -550,6 +698,9 @@ func start(t testing.TB, b *fakeBroker, tcp bool, opts ...Option) (*Client, *fak
 }
 
 func (b *fakeBroker) Extend(ctx context.Context, r *wire.ExtendRequest) (*wire.ExtendResponse, error) {
+	if err := b.refuses.Load(); err != nil {
+		return nil, err
+	}
 	client := wire.PeerFrom(ctx).ClientID
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -699,7 +699,7 @@ func (f *flight) judge(target *lane, l *link, err error, stalled bool) {
 	opened := false
 	switch code := codeOf(err); code {
 	case wire.CodeNotMaster:
-		if e, ok := errors.AsType[*wire.CodeError](err); ok && p.name != "" {
+		if e, ok := errors.AsType[*wire.CodeError](err); ok {
 			p.follow(e.Nodes, l)
 		}
 		opened = p.breaker.failed(false)
@@ -714,14 +714,6 @@ func (f *flight) judge(target *lane, l *link, err error, stalled bool) {
 	if opened {
 		f.c.o.logger.Warn("sends avoid the broker group", "brokerGroup", target.brokerGroup, "broker", l.addr, "err", err)
 	}
-}
-
-// follow notes that the broker at l is not the master, but that at nodes is.
-func (p *pool) follow(nodes []string, l *link) {
-	if len(nodes) == 0 || slices.Contains(nodes, l.addr) {
-		return
-	}
-	p.lead(nodes)
 }
 
 // ended takes the error of an attempt, and either plans the next one or resolves.

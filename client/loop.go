@@ -369,7 +369,7 @@ func (l *loop) pumpTo(want func(*pool) bool) {
 			continue // below
 		}
 		if want(i.to) {
-			if link := i.to.giver(i.m.number); link != nil {
+			if link := i.to.giver(i.m.number, l.turn); link != nil {
 				i.to = link.pool
 			}
 			if !slices.Contains(to, i.to) {

@@ -39,6 +39,7 @@ type pool struct {
 		sync.Mutex
 		again   chan struct{}   // closed when those that pause shall connect at once; renewed
 		told    []string        // where the master is, as a route said last
+		led     time.Time       // when a broker said last that it is elsewhere
 		awake   context.Context // ends when it is put to sleep
 		sleep   context.CancelFunc
 		addrs   []string
@@ -151,6 +152,30 @@ func (p *pool) lead(addrs []string) {
 	}
 	p.mu.Unlock()
 	p.reconnect()
+}
+
+// followEvery is how often answers may move a broker group: brokers of which none is the master yet may name each other.
+const followEvery = 100 * time.Millisecond
+
+// follow notes that the broker at l is not the master, but that at nodes is. Where it does not know who is, what the route says is tried.
+func (p *pool) follow(nodes []string, l *link) {
+	if p.name == "" {
+		return
+	}
+	now := time.Now()
+	p.mu.Lock()
+	stale := l.pool == p && !slices.Contains(p.mu.addrs, l.addr) || now.Sub(p.mu.led) < followEvery
+	if !stale {
+		p.mu.led = now
+	}
+	p.mu.Unlock()
+	switch {
+	case stale:
+	case len(nodes) == 0 || slices.Contains(nodes, l.addr):
+		p.unlead()
+	default:
+		p.lead(nodes)
+	}
 }
 
 // unlead goes back to what the route said where the brokers themselves sent it, since nobody is there.
@@ -575,10 +600,11 @@ const (
 
 // call sends a cold request and repeats it as wire.Traits and again say, until ctx ends.
 func (p *pool) call(ctx context.Context, op, topic string, again repeat, command wire.Command, request, response proto.Message) error {
+	turn := 0 // slaves that did not serve
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		l, err := p.awaitLink(ctx, func() *link {
-			if p.of != nil {
-				return p.giver(0)
+			if p.of != nil || command == wire.CommandExtend {
+				return p.giver(0, turn)
 			}
 			return p.any()
 		})
@@ -588,6 +614,9 @@ func (p *pool) call(ctx context.Context, op, topic string, again repeat, command
 		err = callOnce(ctx, l, command, request, response)
 		if err == nil {
 			return nil
+		}
+		if l.pool.of != nil {
+			turn++
 		}
 		p = p.elsewhere(l, err)
 		e := newError(op, topic, -1, l.addr, err)

@@ -79,10 +79,13 @@ func (p *pool) missed(src *pool, l *link, err error) bool {
 	return true
 }
 
-// giver is a connection to who gave a lease: to the slave that p is, or where that cannot be reached to the master, which may have got
-// its leases.
-func (p *pool) giver(n uint32) *link {
-	if l := p.pick(n); l != nil || p.of == nil || !p.failed() {
+// giver is a connection to who gave a lease: the slave that p is, or where that cannot be reached the master, which may have got its
+// leases; or the master, or while a slave serves that one, which gives the messages anew: so nobody waits for the end of the lease.
+func (p *pool) giver(n uint32, turn int) *link {
+	if p.of == nil {
+		return p.source(turn).pick(n)
+	}
+	if l := p.pick(n); l != nil || !p.failed() {
 		return l
 	}
 	return p.of.pick(n)
@@ -98,9 +101,7 @@ func (p *pool) elsewhere(l *link, err error) *pool {
 	if l.pool.of != nil {
 		return l.pool.of
 	}
-	if l.pool.name != "" {
-		l.pool.follow(e.Nodes, l)
-	}
+	l.pool.follow(e.Nodes, l)
 	return p
 }
 

@@ -174,7 +174,7 @@ func (k *keeper) tick() {
 	if over || by <= 0 || time.Until(k.term.end()) > k.leaseTime*2/3 {
 		return
 	}
-	link := at.giver(k.m.number)
+	link := at.giver(k.m.number, 0)
 	header, err := proto.Marshal(c.extendRequest(k.m.number, k.lease.Partition, k.lease.Lease, by))
 	if link == nil || err != nil {
 		return // at the next tick
