@@ -44,6 +44,17 @@ type Origin struct {
 	Version    uint64 // of the metadata by which it was made or altered last: what an older version says of it is old
 }
 
+// Durability says what an append to a topic waits for.
+type Durability uint8
+
+const (
+	// DurabilityNormal: what is committed, whoever has it.
+	DurabilityNormal Durability = iota
+	// DurabilityReplicated: a batch is refused with journal.ErrNotReplicated, and nothing written, while no other machine is in sync; and
+	// its sender gets journal.ErrUnknown where it was committed on one machine alone: it is there, and may be lost with that machine.
+	DurabilityReplicated
+)
+
 // Settings is what can be changed of a topic. The zero value is the default.
 type Settings struct {
 	RetentionAge      time.Duration // messages older than that may go; 0: the broker's default; below 0: never by age
@@ -51,6 +62,7 @@ type Settings struct {
 	DiscardUnconsumed bool          // by age and size a message goes even if a group has not consumed it
 	PauseProduce      bool          // sends are refused
 	PauseConsume      bool          // fetches get nothing
+	Durability        Durability
 }
 
 // Change alters a topic.

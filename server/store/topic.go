@@ -18,7 +18,7 @@ import (
 // A topic record's payload (journal.KindTopic), little-endian. Each holds the topic as it is after the change, of a delete
 // as it was before: so a record says all by itself, also where the one before it was lost.
 //
-//	 0  version         u8    2, or 3 with an origin
+//	 0  version         u8    2, 3 with an origin, or 4 with that and a durability
 //	 1  operation       u8    1 create, 2 alter, 3 delete
 //	 2  flags           u8    1 discardUnconsumed, 2 pauseProduce, 4 pauseConsume
 //	 3  nameLength      u8
@@ -31,15 +31,19 @@ import (
 //	40  retentionBytes  i64
 //	48  whoLength       u16
 //	50  whyLength       u16
-//	52  generation      u64   of the origin, and the next two: of version 3 only
+//	52  generation      u64   of the origin, and the next two: of versions 3 and 4
 //	60  created         u64
 //	68  version         u64
-//	52 or 76  name, who, why
+//	76  durability      u8    of version 4: 1 replicated
+//	77  reserved        [7]   0
+//	52, 76 or 84  name, who, why
 const (
 	topicVersion       = 2
 	topicVersionOrigin = 3
+	topicVersionLast   = 4
 	topicFixedBytes    = 52
 	topicOriginBytes   = 24
+	topicMoreBytes     = 8
 
 	flagDiscardUnconsumed = 1
 	flagPauseProduce      = 2
@@ -77,6 +81,8 @@ var errTopicRecord = errors.New("store: not a topic record")
 // Check says whether a topic can be.
 func (t *Topic) Check() error {
 	switch {
+	case t.Settings.Durability > DurabilityReplicated:
+		return fmt.Errorf("%w: durability %d is not known", ErrTopic, t.Settings.Durability)
 	case len(t.Name) == 0 || len(t.Name) > TopicNameBytesMax:
 		return fmt.Errorf("%w: name of %d bytes, 1 to %d are allowed", ErrTopic, len(t.Name), TopicNameBytesMax)
 	case t.Partitions == 0 || t.Partitions > PartitionsMax:
@@ -98,7 +104,10 @@ func AppendTopicRecord(b []byte, r *TopicRecord) []byte {
 		}
 	}
 	version := byte(topicVersion)
-	if t.Origin != (Origin{}) {
+	switch {
+	case t.Settings.Durability != DurabilityNormal:
+		version = topicVersionLast
+	case t.Origin != (Origin{}):
 		version = topicVersionOrigin
 	}
 	b = append(b, version, byte(r.Operation), flags, byte(len(t.Name)))
@@ -111,10 +120,13 @@ func AppendTopicRecord(b []byte, r *TopicRecord) []byte {
 	b = binary.LittleEndian.AppendUint64(b, uint64(t.Settings.RetentionBytes))
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(who)))
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(why)))
-	if version == topicVersionOrigin {
+	if version >= topicVersionOrigin {
 		b = binary.LittleEndian.AppendUint64(b, t.Origin.Generation)
 		b = binary.LittleEndian.AppendUint64(b, t.Origin.Created)
 		b = binary.LittleEndian.AppendUint64(b, t.Origin.Version)
+	}
+	if version == topicVersionLast {
+		b = append(b, byte(t.Settings.Durability), 0, 0, 0, 0, 0, 0, 0)
 	}
 	b = append(b, t.Name...)
 	b = append(b, who...)
@@ -142,16 +154,19 @@ func parseTopic(b []byte) (r TopicRecord, rest []byte, err error) {
 	switch {
 	case len(b) < topicFixedBytes:
 		return r, nil, fmt.Errorf("%w: %d bytes", errTopicRecord, len(b))
-	case b[0] != topicVersion && b[0] != topicVersionOrigin:
-		return r, nil, fmt.Errorf("%w: version %d, this program reads %d and %d", errTopicRecord, b[0], topicVersion, topicVersionOrigin)
+	case b[0] < topicVersion || b[0] > topicVersionLast:
+		return r, nil, fmt.Errorf("%w: version %d, this program reads %d to %d", errTopicRecord, b[0], topicVersion, topicVersionLast)
 	case b[1] < byte(TopicCreate) || b[1] > byte(TopicDelete):
 		return r, nil, fmt.Errorf("%w: operation %d is not known", errTopicRecord, b[1])
 	case b[2] >= flagPauseConsume<<1:
 		return r, nil, fmt.Errorf("%w: flags %#x are not known", errTopicRecord, b[2])
 	}
 	name, who, why, fixed := int(b[3]), int(binary.LittleEndian.Uint16(b[48:])), int(binary.LittleEndian.Uint16(b[50:])), topicFixedBytes
-	if b[0] == topicVersionOrigin {
+	if b[0] >= topicVersionOrigin {
 		fixed += topicOriginBytes
+	}
+	if b[0] == topicVersionLast {
+		fixed += topicMoreBytes
 	}
 	if who > TopicReasonBytesMax || why > TopicReasonBytesMax || len(b) < fixed+name+who+why {
 		return r, nil, fmt.Errorf("%w: origin, name, who or why is cut or too long", errTopicRecord)
@@ -177,12 +192,19 @@ func parseTopic(b []byte) (r TopicRecord, rest []byte, err error) {
 		Who: string(text[name : name+who]),
 		Why: string(text[name+who : name+who+why]),
 	}
-	if b[0] == topicVersionOrigin {
+	if b[0] >= topicVersionOrigin {
 		o := b[topicFixedBytes:]
 		r.Topic.Origin = Origin{binary.LittleEndian.Uint64(o), binary.LittleEndian.Uint64(o[8:]), binary.LittleEndian.Uint64(o[16:])}
-		if r.Topic.Origin == (Origin{}) {
+		if r.Topic.Origin == (Origin{}) && b[0] == topicVersionOrigin {
 			return r, nil, fmt.Errorf("%w: version %d without an origin", errTopicRecord, b[0])
 		}
+	}
+	if b[0] == topicVersionLast {
+		more := binary.LittleEndian.Uint64(b[topicFixedBytes+topicOriginBytes:])
+		if more == 0 || more > uint64(DurabilityReplicated) {
+			return r, nil, fmt.Errorf("%w: version %d with durability and reserved bytes %#x", errTopicRecord, b[0], more)
+		}
+		r.Topic.Settings.Durability = Durability(more)
 	}
 	if r.Topic.ID == 0 || r.Topic.Incarnation == 0 {
 		return r, nil, fmt.Errorf("%w: topic %d, incarnation %d", errTopicRecord, r.Topic.ID, r.Topic.Incarnation)

@@ -31,6 +31,9 @@ func topicNumber(n int) *Topic {
 	if n%2 == 0 {
 		t.Origin = Origin{Generation: uint64(n), Created: uint64(n) << 32, Version: uint64(n)<<32 + 1}
 	}
+	if n%3 == 0 {
+		t.Settings.Durability = DurabilityReplicated
+	}
 	return t
 }
 
@@ -104,6 +107,12 @@ func TestTopicsRefuse(t *testing.T) {
 	sameName.ID, sameID.Name = 5, "other"
 	good := created(&Topic{ID: 9, Incarnation: 1, Name: "n", Partitions: 1}).Payload
 	with := func(at int, v byte) []byte { b := slices.Clone(good); b[at] = v; return b }
+	// durable is a record of version 4 with one byte changed of what it has more.
+	durable := func(at int, v byte) []byte {
+		b := created(&Topic{ID: 9, Incarnation: 1, Name: "n", Partitions: 1, Settings: Settings{Durability: DurabilityReplicated}}).Payload
+		b[topicFixedBytes+topicOriginBytes+at] = v
+		return b
+	}
 	otherIncarnation, otherName, fewer := first, first, first
 	otherIncarnation.Incarnation, otherName.Name, fewer.Partitions = 2, "other", 1
 	for name, b := range map[string][]byte{
@@ -118,7 +127,11 @@ func TestTopicsRefuse(t *testing.T) {
 		"cut":                     good[:len(good)-1],
 		"longer":                  append(slices.Clone(good), 0),
 		"version 1":               with(0, 1),
-		"version 4":               with(0, 4),
+		"version 5":               with(0, 5),
+		"version 4, cut":          with(0, 4),
+		"durability 0":            durable(0, 0),
+		"durability 2":            durable(0, 2),
+		"durability, reserved":    durable(7, 1),
 		"cut origin":              with(0, 3),
 		"no origin":               with(0, 3)[:topicFixedBytes],
 		"origin 0":                append(append(with(0, 3)[:topicFixedBytes:topicFixedBytes], make([]byte, topicOriginBytes)...), good[topicFixedBytes:]...),
@@ -287,9 +300,11 @@ func TestGolden(t *testing.T) {
 	altered.Settings = Settings{RetentionAge: time.Hour, RetentionBytes: -1, DiscardUnconsumed: true, PauseConsume: true}
 	known := altered
 	known.Origin = Origin{Generation: 1, Created: 259, Version: 4711}
+	replicated := known
+	replicated.Settings.Durability = DurabilityReplicated
 	var b bytes.Buffer
 	for _, r := range []TopicRecord{{Operation: TopicCreate, Topic: topic}, {Operation: TopicAlter, Topic: altered, Who: "ops 10.0.0.1:9", Why: "full disk"},
-		{Operation: TopicAlter, Topic: known, Who: "the registry"}} {
+		{Operation: TopicAlter, Topic: known, Who: "the registry"}, {Operation: TopicAlter, Topic: replicated}} {
 		fmt.Fprintf(&b, "# %d %+v %s, %s\n%s", r.Operation, r.Topic, r.Who, r.Why, hex.Dump(AppendTopicRecord(nil, &r)))
 	}
 	if err := a.Apply(change(TopicAlter, &known)); err != nil {
