@@ -193,7 +193,7 @@ func TestDescribeRecords(t *testing.T) {
 	say := func(kind journal.Kind, payload []byte) string {
 		return d.describe(journal.Record{Kind: kind, Epoch: 1, Position: 4096, Payload: payload}).Says
 	}
-	b, err := wire.AppendBatch(nil, [16]byte{1}, 0, []wire.Message{{ID: [16]byte{1}, Body: []byte("x")}})
+	b, err := wire.AppendBatch(nil, [16]byte{}, 0, []wire.Message{{ID: [16]byte{1}, Body: []byte("x")}})
 	if err != nil {
 		t.Fatal(err)
 	}

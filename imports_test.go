@@ -23,6 +23,7 @@ var ranks = map[string]int{
 	"server/index":   0,
 	"server/term":    0,
 
+	"server/dedupe":   1,
 	"server/offset":   1,
 	"server/store":    1,
 	"server/replica":  1,

@@ -282,7 +282,7 @@ func TestClusterAsBroker(t *testing.T) {
 		if r, err := broker.Route(ctx, &wire.RouteRequest{Topic: "orders"}); err != nil || len(r.Partitions) != 1 {
 			t.Fatalf("%v, %v", r, err)
 		}
-		batch, err := wire.AppendBatch(nil, [16]byte{1}, 0, []wire.Message{{Body: []byte("x")}})
+		batch, err := wire.AppendBatch(nil, [16]byte{}, 0, []wire.Message{{Body: []byte("x")}})
 		if err != nil {
 			t.Fatal(err)
 		}

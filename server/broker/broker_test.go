@@ -107,7 +107,7 @@ func as(client string) context.Context {
 
 func batch(t testing.TB, n, size int) []byte {
 	t.Helper()
-	b, err := wire.AppendBatch(nil, [16]byte{1}, 0, messages(n, size))
+	b, err := wire.AppendBatch(nil, [16]byte{}, 0, messages(n, size))
 	if err != nil {
 		t.Fatal(err)
 	}

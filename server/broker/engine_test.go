@@ -944,7 +944,7 @@ func TestDamagedMessages(t *testing.T) {
 					for j := range msgs {
 						msgs[j].Body = fmt.Appendf(nil, "message %d of batch %d.", j, i)
 					}
-					b, err := wire.AppendBatch(nil, [16]byte{1}, 0, msgs)
+					b, err := wire.AppendBatch(nil, [16]byte{}, 0, msgs)
 					if err != nil {
 						t.Fatal(err)
 					}

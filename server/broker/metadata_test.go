@@ -376,7 +376,7 @@ func TestMadeAgainUnderLoad(t *testing.T) {
 			var id, version atomic.Uint64 // as it was told last, of whichever life
 			for !over() {
 				n := sent.Add(1)
-				b, err := wire.AppendBatch(nil, [16]byte{1}, n, messages(1, 10))
+				b, err := wire.AppendBatch(nil, [16]byte{}, n, messages(1, 10))
 				if err != nil {
 					t.Error(err)
 					return

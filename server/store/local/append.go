@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/jmqio/jmq/server/dedupe"
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/store"
@@ -16,7 +17,8 @@ type pending struct {
 	journal.Append
 	entry [1]journal.Entry
 
-	part     *part // of a batch, else nil
+	part     *part          // of a batch, else nil
+	window   *dedupe.Window // of a batch whose producer has an id, else nil
 	first    index.Index
 	batch    index.Batch
 	tags     []uint32
@@ -40,10 +42,10 @@ func (s *Store) take() *pending {
 }
 
 func (s *Store) put(a *pending) {
-	a.part, a.batchOK, a.recordOK = nil, nil, nil
+	a.part, a.window, a.batchOK, a.recordOK = nil, nil, nil, nil
 	a.entry[0] = journal.Entry{}
 	a.batch.Tags = nil
-	a.Urgent, a.Control = false, false
+	a.Urgent, a.Control, a.Replicated, a.Short = false, false, false, false
 	if cap(a.payload) > payloadKeptMax {
 		a.payload = nil
 	}
@@ -64,7 +66,7 @@ func (s *Store) Commit() { s.log.TryLead() }
 
 // QueueBatch gives the batch its place and appends it.
 func (s *Store) QueueBatch(p store.Partition, batch []byte, done func(first index.Index, stored int64, err error)) error {
-	pt, err := s.part(p)
+	st, pt, err := s.partOf(p)
 	if err != nil {
 		return err
 	}
@@ -74,11 +76,13 @@ func (s *Store) QueueBatch(p store.Partition, batch []byte, done func(first inde
 	}
 	a := s.take()
 	a.part, a.batchOK = pt, done
+	a.Replicated = st.topic.Settings.Durability == store.DurabilityReplicated
 	a.batch = index.Batch{Size: uint32(len(b)), Count: uint16(b.Count())}
 	if a.tags, a.batch.Tags, err = tagsOf(b, a.tags); err != nil {
 		s.put(a)
 		return err
 	}
+	key := dedupe.Key{Producer: b.Producer(), Topic: uint64(p.Topic), Incarnation: p.Incarnation, Partition: p.Partition}
 	fields := wire.BrokerFields{Namespace: pt.namespace, Partition: p.Partition, Topic: uint64(p.Topic), Incarnation: p.Incarnation}
 	a.entry[0] = journal.Entry{Kind: journal.KindMessages, Payload: b}
 
@@ -86,7 +90,13 @@ func (s *Store) QueueBatch(p store.Partition, batch []byte, done func(first inde
 	if err = s.takesLocked(); err == nil && pt.ended {
 		err = fmt.Errorf("%w: topic %d, incarnation %d is being deleted", store.ErrNoPartition, p.Topic, p.Incarnation)
 	}
-	if err == nil {
+	var known dedupe.Verdict
+	var first index.Index
+	var stored int64
+	if err == nil && key.Producer != [16]byte{} {
+		a.window, known, first, stored = s.dedupe.Begin(key, b.Sequence(), b.Count(), done)
+	}
+	if err == nil && known == dedupe.Fresh {
 		a.Stored = s.opt.Now().UnixNano()
 		a.first, a.batch.Stored = pt.assigned, a.Stored
 		fields.FirstIndex, fields.StoredNs = uint64(a.first), a.Stored
@@ -94,13 +104,52 @@ func (s *Store) QueueBatch(p store.Partition, batch []byte, done func(first inde
 		copy(a.header[:], b)
 		if err = s.log.Append(&a.Append); err == nil {
 			pt.assigned += index.Index(b.Count())
+		} else if a.window != nil {
+			s.dedupe.Cancel(a.window)
 		}
 	}
 	s.order.Unlock()
-	if err != nil {
+	if err != nil || known != dedupe.Fresh {
+		replicated := a.Replicated
 		s.put(a)
+		if err == nil {
+			err = s.repeated(known, first, stored, replicated, b, done)
+		}
 	}
 	return err
+}
+
+// repeated answers a batch that is not stored since it, or another, was.
+func (s *Store) repeated(known dedupe.Verdict, first index.Index, stored int64, replicated bool, b wire.Batch, done dedupe.Done) error {
+	switch known {
+	case dedupe.Conflict:
+		return fmt.Errorf("%w: %w", store.ErrBatch, wire.Errorf(wire.CodeInvalid,
+			"sequences %d to %d of the producer are in part those of another batch", b.Sequence(), b.Sequence()+uint64(b.Count())))
+	case dedupe.Busy:
+		return journal.ErrBusy
+	case dedupe.Repeat:
+		if replicated {
+			return s.confirm(first, stored, done)
+		}
+		done(first, stored, nil)
+	}
+	return nil
+}
+
+// confirm answers the repeat of a batch of a replicated topic, which may have been committed on one machine alone: when what is written
+// now is on two, everything before it is.
+func (s *Store) confirm(first index.Index, stored int64, done dedupe.Done) error {
+	a := s.take()
+	a.recordOK = func(err error) {
+		if err != nil {
+			first, stored = 0, 0
+		}
+		done(first, stored, err)
+	}
+	a.Replicated = true
+	a.payload = a.payload[:0]
+	a.entry[0] = journal.Entry{Kind: journal.KindNoop}
+	return s.appendPending(a, nil)
 }
 
 // takesLocked says whether anything may be appended. s.order is held.
@@ -238,8 +287,17 @@ func (s *Store) committed(a *pending, err error) {
 			s.grown = append(s.grown, a.part)
 		}
 	}
+	var repeats []dedupe.Done
 	if err != nil {
 		s.fail()
+		if a.window != nil {
+			repeats = s.dedupe.Fail(a.window)
+		}
+	} else if a.Short {
+		err = fmt.Errorf("%w: it is committed, but no other machine was found to have it", journal.ErrUnknown)
+	}
+	if a.window != nil {
+		repeats = append(repeats, s.dedupe.Landed()...)
 	}
 	batchOK, recordOK, first, stored := a.batchOK, a.recordOK, a.first, a.Stored
 	s.put(a)
@@ -248,6 +306,9 @@ func (s *Store) committed(a *pending, err error) {
 			first, stored = 0, 0
 		}
 		batchOK(first, stored, err)
+		for _, done := range repeats {
+			done(first, stored, err)
+		}
 	} else {
 		recordOK(err)
 	}

@@ -2,6 +2,7 @@ package local
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"flag"
 	"fmt"
@@ -115,15 +116,18 @@ func (l *nullLog) TryLead() bool {
 }
 func (l *nullLog) Begin() journal.Position     { return 0 }
 func (l *nullLog) Committed() journal.Position { return l.pos }
+func (l *nullLog) Holes() []journal.Hole       { return nil }
 func (l *nullLog) Epoch() journal.Epoch        { return 1 }
 func (l *nullLog) Err() error                  { return nil }
 func (l *nullLog) Close() error                { return nil }
 func (l *nullLog) Metrics() journal.Metrics    { return journal.Metrics{} }
 
-// BenchmarkOverhead measures what the store adds to an append: order, index, table, callback; by messages a batch.
+// BenchmarkOverhead measures what the store adds to an append: order, index, table, callback; by messages a batch, with producers that
+// number them, each its own, and without.
 func BenchmarkOverhead(b *testing.B) {
-	for _, messages := range []int{1, 100} {
-		b.Run(fmt.Sprint(messages), func(b *testing.B) {
+	for _, c := range []struct{ messages, producers int }{{1, 0}, {1, 1}, {1, 64}, {100, 0}, {100, 1}} {
+		messages := c.messages
+		b.Run(fmt.Sprintf("messages=%d/producers=%d", messages, c.producers), func(b *testing.B) {
 			s := benchStore(b, func(o *Options) {
 				o.Tables = []store.Table{&counter{}}
 				o.CheckpointEvery = time.Hour
@@ -150,6 +154,10 @@ func BenchmarkOverhead(b *testing.B) {
 						b.Fatal(err)
 					}
 					b.StartTimer()
+				}
+				if c.producers > 0 {
+					batch[48] = byte(1 + i%c.producers)
+					binary.LittleEndian.PutUint64(batch[64:], uint64(i/c.producers*messages))
 				}
 				if err := s.AppendBatch(p, batch, done); err != nil {
 					b.Fatal(err)

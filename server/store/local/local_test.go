@@ -79,7 +79,7 @@ func batchOf(t testing.TB, bodies ...string) []byte {
 	for i, b := range bodies {
 		msgs[i] = wire.Message{ID: [16]byte{1}, Body: []byte(b)}
 	}
-	b, err := wire.AppendBatch(nil, [16]byte{9}, 1, msgs)
+	b, err := wire.AppendBatch(nil, [16]byte{}, 0, msgs)
 	if err != nil {
 		t.Fatal(err)
 	}

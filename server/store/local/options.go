@@ -129,7 +129,7 @@ func (o *Options) validate() error {
 	if o.CheckpointBytes < 0 || o.CheckpointEvery < 0 {
 		return fmt.Errorf("store: checkpoint after %d bytes or %v: must not be negative", o.CheckpointBytes, o.CheckpointEvery)
 	}
-	names := map[string]bool{topicsTable: true}
+	names := map[string]bool{topicsTable: true, dedupeTable: true}
 	for _, t := range o.Tables {
 		n := t.Name()
 		if n == "" || len(n) > tableNameBytesMax || names[n] {

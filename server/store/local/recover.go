@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/jmqio/jmq/server/dedupe"
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/store"
@@ -23,8 +24,8 @@ func Open(opt Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{opt: opt, folder: f, topics: store.NewTopics()}
-	s.tables = append([]store.Table{s.topics}, opt.Tables...)
+	s := &Store{opt: opt, folder: f, topics: store.NewTopics(), dedupe: dedupe.New()}
+	s.tables = append([]store.Table{s.topics, s.dedupe}, opt.Tables...)
 	s.byID.Store(new([]*topicState))
 	s.add = s.gathered
 	s.background.init()

@@ -15,6 +15,9 @@
 //
 //	first <= committed <= assigned
 //
+// A batch that its producer sends again (server/dedupe) is found under the order lock, so that nothing comes between the look and
+// the place in the log; it gets none, and its owner is answered as for the first one.
+//
 // Recovery takes the newest whole checkpoint and applies the records from its position on. With no whole one, and a log
 // that still begins at 0, it applies all of it; else it refuses: it never starts with less than it had.
 //
@@ -44,13 +47,17 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jmqio/jmq/server/dedupe"
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/store"
 )
 
-// topicsTable is the name of the store's own table.
+// topicsTable is the name of the store's first table.
 const topicsTable = "topics"
+
+// dedupeTable is that of its second one.
+const dedupeTable = "dedupe"
 
 // Store is the engine. See store.Store.
 type Store struct {
@@ -62,7 +69,8 @@ type Store struct {
 	followed FollowedLog
 
 	topics *store.Topics
-	tables []store.Table // topics first
+	dedupe *dedupe.Table
+	tables []store.Table // topics first, then dedupe
 
 	// byID has each topic's state at its id; 0 is nobody. Apply changes it, in a longer list or a new one.
 	byID atomic.Pointer[[]*topicState]
@@ -248,6 +256,8 @@ type Metrics struct {
 	CheckpointHeld      time.Duration // how long the newest held off appends
 	Repairs             int64         // parts of the index that were rebuilt
 
+	Dedupe dedupe.Counts
+
 	Holes            int   // in the log, left by damage
 	Healed           int64 // of them since the start, not counting what opening found
 	Mended           int64 // of these, brought again from a copy
@@ -261,7 +271,7 @@ type Metrics struct {
 
 // Metrics is what the store has, and did since it was opened.
 func (s *Store) Metrics() Metrics {
-	m := Metrics{Journal: s.log.Metrics(), Index: s.index.Metrics(), Topics: s.topics.Len()}
+	m := Metrics{Journal: s.log.Metrics(), Index: s.index.Metrics(), Topics: s.topics.Len(), Dedupe: s.dedupe.Counts()}
 	s.apply.Lock()
 	m.Applied, m.LostMessages = s.apply.end, s.lost.messages
 	s.apply.Unlock()

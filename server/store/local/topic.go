@@ -65,10 +65,16 @@ func (s *Store) find(id store.TopicID, incarnation uint32) (*topicState, error) 
 
 // part finds a partition; ErrNoPartition.
 func (s *Store) part(p store.Partition) (*part, error) {
+	_, pt, err := s.partOf(p)
+	return pt, err
+}
+
+// partOf finds a partition and its topic; ErrNoPartition.
+func (s *Store) partOf(p store.Partition) (*topicState, *part, error) {
 	if t := s.known(p.Topic, p.Incarnation); t != nil && uint32(p.Partition) < t.topic.Partitions {
-		return t.part(int(p.Partition)), nil
+		return t, t.part(int(p.Partition)), nil
 	}
-	return nil, fmt.Errorf("%w: topic %d, incarnation %d, partition %d", store.ErrNoPartition, p.Topic, p.Incarnation, p.Partition)
+	return nil, nil, fmt.Errorf("%w: topic %d, incarnation %d, partition %d", store.ErrNoPartition, p.Topic, p.Incarnation, p.Partition)
 }
 
 // topicIDMax bounds the list by id; a higher id in a record is damage.

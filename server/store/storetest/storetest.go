@@ -67,6 +67,9 @@ func Run(t *testing.T, newPlace func(t testing.TB) Place) {
 		{"append from done", testAppendFromDone},
 		{"queue and commit", testQueue},
 		{"bad input", testBadInput},
+		{"repeats", testRepeats},
+		{"repeats at once", testRepeatsConcurrent},
+		{"replicated alone", testReplicatedAlone},
 		{"close", testClose},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.run(t, newPlace(t)) })
@@ -110,7 +113,21 @@ func Batch(t testing.TB, bodies ...string) []byte {
 			msgs[i].Tag = "odd"
 		}
 	}
-	b, err := wire.AppendBatch(nil, [16]byte{7}, 1, msgs)
+	b, err := wire.AppendBatch(nil, [16]byte{}, 0, msgs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// Numbered is Batch of a producer that numbers its messages.
+func Numbered(t testing.TB, producer byte, sequence uint64, bodies ...string) []byte {
+	t.Helper()
+	msgs := make([]wire.Message, len(bodies))
+	for i, b := range bodies {
+		msgs[i].Body = []byte(b)
+	}
+	b, err := wire.AppendBatch(nil, [16]byte{producer}, sequence, msgs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -961,6 +978,134 @@ func testBadInput(t *testing.T, p Place) {
 	}
 	if s.Err() != nil {
 		t.Fatal(s.Err())
+	}
+}
+
+// testRepeats sends batches again: each is stored once, and every answer is that of the first, also when the store was closed between.
+func testRepeats(t *testing.T, p Place) {
+	s := open(t, p, Options{})
+	orders := topic(t, s, "orders", 2)
+	pt, other := part(orders, 0), part(orders, 1)
+	first := Append(s, pt, Numbered(t, 1, 0, "a", "b"))
+	second := Append(s, pt, Numbered(t, 1, 5, "c"))
+	again := func(s store.Store) {
+		t.Helper()
+		for _, c := range []struct {
+			name  string
+			batch []byte
+			want  Appended
+		}{{"first", Numbered(t, 1, 0, "a", "b"), first}, {"second", Numbered(t, 1, 5, "c"), second}} {
+			if got := Append(s, pt, c.batch); got != c.want || got.Err != nil {
+				t.Fatalf("%s batch again: %+v, the first time %+v", c.name, got, c.want)
+			}
+		}
+		for _, b := range [][]byte{Numbered(t, 1, 0, "a"), Numbered(t, 1, 1, "b"), Numbered(t, 1, 4, "x", "c")} {
+			a := Append(s, pt, b)
+			code := (*wire.CodeError)(nil)
+			if !errors.Is(a.Err, store.ErrBatch) || !errors.As(a.Err, &code) || code.Code != wire.CodeInvalid {
+				t.Fatalf("a batch of the same sequences, in part: %+v", a)
+			}
+		}
+	}
+	again(s)
+	if got := fmt.Sprint(All(t, s, pt)); got != "[a b c]" {
+		t.Fatal(got)
+	}
+	// Another partition, another producer, none.
+	for _, c := range []struct {
+		pt    store.Partition
+		batch []byte
+	}{{other, Numbered(t, 1, 0, "a", "b")}, {pt, Numbered(t, 2, 0, "a", "b")}, {pt, Numbered(t, 0, 0, "n")}, {pt, Numbered(t, 0, 0, "n")}, {pt, Numbered(t, 1, 2, "h")}} {
+		if a := Append(s, c.pt, c.batch); a.Err != nil {
+			t.Fatal(a.Err)
+		}
+	}
+	want := "[a b c a b n n h]"
+	if got := fmt.Sprint(All(t, s, pt), All(t, s, other)); got != want+" [a b]" {
+		t.Fatal(got)
+	}
+	for range 2 {
+		shut(t, s)
+		s = open(t, p, Options{})
+		again(s)
+		if got := fmt.Sprint(All(t, s, pt)); got != want {
+			t.Fatal(got)
+		}
+	}
+	// One that is queued and not committed is waited for.
+	answers := make(chan Appended, 2)
+	for range 2 {
+		if err := s.QueueBatch(pt, Numbered(t, 1, 6, "d"), func(first index.Index, stored int64, err error) { answers <- Appended{first, stored, err} }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Commit()
+	if a, b := <-answers, <-answers; a != b || a.Err != nil || a.First != 8 {
+		t.Fatalf("%+v and %+v", a, b)
+	}
+}
+
+// testRepeatsConcurrent sends each batch from several goroutines at once: it is stored once, and all get the same answer.
+func testRepeatsConcurrent(t *testing.T, p Place) {
+	s := open(t, p, Options{})
+	pt := part(topic(t, s, "orders", 1), 0)
+	const senders, rounds, batches = 4, 5, 50 // nobody falls behind by more than what is kept
+	var answers [senders][rounds * batches]Appended
+	for round := range rounds {
+		var wg sync.WaitGroup
+		for n := range senders {
+			wg.Go(func() {
+				for i := round * batches; i < (round+1)*batches; i++ {
+					answers[n][i] = Append(s, pt, Numbered(t, 1, uint64(2*i), fmt.Sprint(i), "x"))
+				}
+			})
+		}
+		wg.Wait()
+	}
+	for n := range senders {
+		for i, a := range answers[n] {
+			if a.Err != nil || a != answers[0][i] {
+				t.Fatalf("batch %d of sender %d: %+v, of sender 0 %+v", i, n, a, answers[0][i])
+			}
+		}
+	}
+	if got := All(t, s, pt); len(got) != 2*rounds*batches {
+		t.Fatalf("%d messages are stored, want %d", len(got), 2*rounds*batches)
+	}
+}
+
+// testReplicatedAlone: where no other machine is, a replicated topic takes no messages, and can be made one that does, and back.
+func testReplicatedAlone(t *testing.T, p Place) {
+	s := open(t, p, Options{})
+	made, err := s.CreateTopic(context.Background(), store.Topic{Name: "money", Partitions: 1, Settings: store.Settings{Durability: store.DurabilityReplicated}}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pt := part(made, 0)
+	refused := func() {
+		t.Helper()
+		if a := Append(s, pt, Numbered(t, 1, 0, "a")); !errors.Is(a.Err, journal.ErrNotReplicated) {
+			t.Fatalf("%+v", a)
+		}
+	}
+	refused()
+	refused() // it left nothing that it could be taken for
+	shut(t, s)
+	s = open(t, p, Options{})
+	refused()
+	if _, err := s.AlterTopic(context.Background(), made.ID, made.Incarnation, store.Change{Settings: &store.Settings{}}); err != nil {
+		t.Fatal(err)
+	}
+	a := Append(s, pt, Numbered(t, 1, 0, "a"))
+	if a.Err != nil || a.First != 0 {
+		t.Fatalf("%+v", a)
+	}
+	if _, err := s.AlterTopic(context.Background(), made.ID, made.Incarnation, store.Change{Settings: &made.Settings}); err != nil {
+		t.Fatal(err)
+	}
+	refused() // the repeat too: it may be on one machine alone
+	if got := fmt.Sprint(All(t, s, pt)); got != "[a]" || s.Err() != nil {
+		t.Fatal(got, s.Err())
 	}
 }
 
