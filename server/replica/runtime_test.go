@@ -19,7 +19,7 @@ import (
 )
 
 var (
-	seed = flag.Int64("seed", 0, "seed of random tests; 0: by the clock")
+	seed = flag.Uint64("seed", 0, "seed of random tests; 0: by the clock")
 	logs = flag.Bool("logs", false, "print the brokers' logs")
 )
 
@@ -27,10 +27,10 @@ var (
 func random(t *testing.T) *rand.Rand {
 	s := *seed
 	if s == 0 {
-		s = time.Now().UnixNano()
+		s = uint64(time.Now().UnixNano())
 	}
 	t.Logf("-seed %d", s)
-	return rand.New(rand.NewPCG(uint64(s), 0))
+	return rand.New(rand.NewPCG(s, 0))
 }
 
 // inGroup runs a test with a broker group, under synctest's clock.

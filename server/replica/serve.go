@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -116,7 +117,16 @@ func (l *log) sums(r *wire.LogSumsRequest) (*wire.LogSumsResponse, error) {
 	if end := l.j.Committed(); journal.Position(r.From) > end || journal.Position(r.To) > end {
 		return nil, wire.Errorf(wire.CodeInvalid, "checksums of positions %d to %d, but %d is committed", r.From, r.To, end)
 	}
-	return nil, wire.Errorf(wire.CodeBusy, "no checksums are made")
+	sums, err := l.j.Sums(journal.Position(r.From), journal.Position(r.To), int64(min(r.Every, math.MaxInt64)))
+	if err != nil && len(sums) == 0 {
+		return nil, coded(err)
+	}
+	a := &wire.LogSumsResponse{From: r.From, To: r.To}
+	for _, s := range sums {
+		a.Sums = append(a.Sums, s.Sum)
+		a.Ends = append(a.Ends, uint64(s.End))
+	}
+	return a, nil
 }
 
 // coded is an error of a journal for another broker.

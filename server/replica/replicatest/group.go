@@ -330,14 +330,14 @@ func (n *Node) crash(percent int, rng *rand.Rand) {
 	left := n.Disk.Crash(percent, rng)
 	n.g.Net.Down(n.Name)
 	n.Stop()
-	n.Disk, n.state = left, nil
+	n.Replace(left)
 }
 
 // SwapDisk gives the stopped node an empty disk.
-func (n *Node) SwapDisk() { n.Disk, n.state = NewDisk(), nil }
+func (n *Node) SwapDisk() { n.Replace(NewDisk()) }
 
 // Restore gives the stopped node a disk as it was.
-func (n *Node) Restore(image *Disk) { n.Disk, n.state = image.Image(), nil }
+func (n *Node) Restore(image *Disk) { n.Replace(image.Image()) }
 
 // Send appends a record at the master and waits for its outcome. short: it is committed, and not known to be on two machines.
 func (n *Node) Send(payload []byte, replicated bool) (end journal.Position, short bool, err error) {
@@ -386,4 +386,30 @@ func (n *Node) InSync(slave string) bool {
 		}
 	}
 	return false
+}
+
+// Replace gives the stopped node another disk.
+func (n *Node) Replace(d *Disk) { n.Disk, n.state = d, nil }
+
+// JournalOptions are those that the node's journal is opened with.
+func (n *Node) JournalOptions() journal.Options { return n.options() }
+
+// Journal is the node's, while it is up.
+func (n *Node) Journal() *journal.Journal {
+	if n.Master != nil {
+		return n.Master.Journal
+	}
+	return n.Slave.Journal
+}
+
+// Damage overwrites some bytes of the segment that begins at base.
+func (n *Node) Damage(base journal.Position, at int64) {
+	f, err := n.Disk.OpenReadWrite(fmt.Sprintf("%s/%020d.journal", journalDir, base), "")
+	if err == nil {
+		_, err = f.WriteAt([]byte("damage damage damage damage damage"), at)
+		err = errors.Join(err, f.Sync(), f.Close())
+	}
+	if err != nil {
+		n.g.T.Fatal(err)
+	}
 }
