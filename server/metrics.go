@@ -126,6 +126,8 @@ var (
 	descHeartbeats   = desc("jmq_registry_heartbeats_total", "Heartbeats received.")
 	descBrokers      = desc("jmq_registry_brokers", "Brokers registered, by whether they are heard.", "state")
 	descChanges      = desc("jmq_registry_changes_total", "Changes of metadata asked for at this node: made, or refused.", "outcome")
+	descRows         = desc("jmq_registry_rows_total", "Rows of broker groups that this node wrote: who is master, which slaves are in sync.")
+	descPromotions   = desc("jmq_registry_promotions_total", "Other masters that this node named without an operator.")
 	descConnected    = desc("jmq_metadata_connected", "1 while a registry node answers.")
 	descSilence      = desc("jmq_metadata_silence_seconds", "How long no registry node has answered; 0: one does.")
 	descOldMetadata  = desc("jmq_metadata_refused_total", "Metadata refused since it was older than what is known.")
@@ -287,6 +289,8 @@ func collectMetadata(md *metadata, counter, gauge func(*prometheus.Desc, float64
 		gauge(descBrokers, float64(m.BrokersAway), "away")
 		counter(descChanges, float64(m.Changes), "made")
 		counter(descChanges, float64(m.ChangesRefused), "refused")
+		counter(descRows, float64(m.Rows))
+		counter(descPromotions, float64(m.Promotions))
 	} else {
 		m := md.follower.Metrics()
 		feed = m.Feed

@@ -117,6 +117,49 @@ func wantCode(t testing.TB, what string, err error, want wire.Code) {
 	}
 }
 
+// TestLeft asks, as a node, which groups of all namespaces have messages left; nobody else may.
+func TestLeft(t *testing.T) {
+	r := newRuled(t, Options{})
+	defer r.close()
+	r.orders(1)
+	shop, pay, audit := r.app("shop", "c"), r.app("pay", "c"), r.app("audit", "c")
+	for _, x := range []struct {
+		ctx   context.Context
+		group string
+	}{{pay, "pay"}, {audit, "audit"}} {
+		if err := r.join(x.ctx, "orders", x.group); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.send(shop, "orders", 3); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.broker.ListGroups(pay, &wire.ListGroupsRequest{Left: true}); wire.CodeOf(err) != wire.CodeForbidden {
+		t.Fatal(err)
+	}
+	node := wire.WithPeer(context.Background(), &wire.Peer{ClientID: "n", Namespace: 7, Principal: wire.Principal{Kind: wire.PrincipalNode, Name: "r1"}})
+	left := func() string {
+		l, err := r.broker.ListGroups(node, &wire.ListGroupsRequest{Left: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := ""
+		for _, g := range l.Groups {
+			text += fmt.Sprintf("%d %s %s %d; ", g.Namespace, g.Topic, g.Group, g.Lag)
+		}
+		return text
+	}
+	if got := left(); got != "0 orders audit 3; 0 orders pay 3; " && got != "0 orders pay 3; 0 orders audit 3; " {
+		t.Fatal(got)
+	}
+	if _, err := r.broker.SeekGroup(as("local"), &wire.SeekGroupRequest{Topic: "orders", Group: "pay", To: uint32(wire.SeekEnd)}); err != nil {
+		t.Fatal(err)
+	}
+	if got := left(); got != "0 orders audit 3; " {
+		t.Fatal(got)
+	}
+}
+
 // TestRights asks for everything as those who may and as those who may not.
 func TestRights(t *testing.T) {
 	r := newRuled(t, Options{})

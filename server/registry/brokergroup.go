@@ -146,6 +146,8 @@ func condition(s *meta.Snapshot, name string, row term.Row, g *replicas) (kind, 
 		return ""
 	}
 	switch {
+	case row.Term == 0 && g.stranger():
+		return conditionWaiting, "its brokers had a master that this metadata does not know: when all have registered, jmq broker-group promote " + name + " names the one that has most"
 	case row.Term == 0:
 		return conditionWaiting, "no broker was named master yet"
 	case row.Unanswerable(uint64(s.Generation)):

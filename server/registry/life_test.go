@@ -339,6 +339,55 @@ func TestNewGeneration(t *testing.T) {
 	}
 }
 
+// TestLostRow shows that a row that was lost is made anew by a master that lives, by the only broker after a while, and else by an operator only: the broker that has
+// most may not be there yet.
+func TestLostRow(t *testing.T) {
+	for _, how := range []string{"master", "operator", "alone"} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(t, 2)
+			defer c.close()
+			a, b, d := trio(t, c, meta.BrokerGroupAuto)
+			defer a.Close()
+			defer b.Close()
+			defer d.Close()
+			if how != "master" {
+				a.say(func(s *wire.ReplicaStatus) { s.Role, s.End = "waiting", 1010 })
+			}
+			lost := map[meta.Key]meta.Spec{rowKey("g"): nil}
+			if how == "alone" {
+				b.die()
+				d.die()
+				rest(time.Second)
+				lost[brokerKey("b")], lost[brokerKey("d")] = nil, nil
+			}
+			rest(time.Second)
+			c.write(lost)
+			rest(20 * time.Second)
+			r := c.stores[0].View().Replication("g")
+			if how == "master" {
+				if r == nil || r.Term != 1 || r.Master != a.member("a") {
+					t.Fatalf("%+v", r)
+				}
+				return
+			}
+			if r != nil {
+				t.Fatalf("%s: %+v", how, r)
+			}
+			if got := conditionOf(t, c.nodes[0]); !strings.Contains(got, "jmq broker-group promote g names the one that has most") {
+				t.Fatal(got)
+			}
+			if how == "operator" {
+				rest(20 * time.Second)
+				c.operate(t, &wire.BrokerGroupRequest{Action: "promote"})
+			}
+			rest(20 * time.Second)
+			if row := c.row(t); row.Term != 2 || row.Master != a.member("a") {
+				t.Fatalf("%s: %+v", how, row)
+			}
+		})
+	}
+}
+
 // TestForce shows a promotion by an operator: it says what may be lost and does nothing without force, it needs everybody's promise or the word that he is off,
 // and the row that it writes is forced and above all promises.
 func TestForce(t *testing.T) {

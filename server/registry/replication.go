@@ -23,6 +23,8 @@ const (
 	confirmAfter = 5 * time.Second
 	// refillAfter is how long brokers have after a new generation to register, before all that are known have reported.
 	refillAfter = 5 * time.Second
+	// lonelyAfter is how long the only broker of a broker group whose row was lost waits for others.
+	lonelyAfter = 30 * time.Second
 	// transferMax is how long a transfer may take before it is given up.
 	transferMax = 30 * time.Second
 )
@@ -338,12 +340,8 @@ func (n *Node) rowsDue() []rowFinding {
 // judgeRow is what a row becomes by what is heard of its brokers; reason "": nothing. n.mu is held.
 func (n *Node) judgeRow(s *meta.Snapshot, m *group, name string, row term.Row, g *replicas, now time.Time) (after term.Row, reason string) {
 	generation := uint64(s.Generation)
-	known := false // some broker was in a term that this metadata does not know
-	for _, rep := range g.reports {
-		known = known || rep.Seen > 0 || rep.LastTerm > 0
-	}
-	if waited := mark(&m.refill, row.Unanswerable(generation) || row.Term == 0 && known, now); !m.refill.IsZero() {
-		if waited < refillAfter {
+	if waited := mark(&m.refill, row.Unanswerable(generation) || row.Term == 0 && g.stranger(), now); !m.refill.IsZero() {
+		if waited < refillAfter || row.Term == 0 && !g.mayRefill(waited) {
 			return row, ""
 		}
 		next, err := row.Refill(g.names, g.ofGeneration(n, generation), nil, generation)
@@ -413,6 +411,27 @@ func (n *Node) judgeRow(s *meta.Snapshot, m *group, name string, row term.Row, g
 		return after, "the transfer to broker " + row.Transfer + " did not come about"
 	}
 	return row, ""
+}
+
+// stranger says whether a broker was in a term although the metadata has no row: that was lost, and with it who is of the broker group.
+func (g *replicas) stranger() bool {
+	for _, rep := range g.reports {
+		if rep.Seen > 0 || rep.LastTerm > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// mayRefill says whether a lost row may be made anew without an operator: the one that has most may not have registered. It may if a master lives, or
+// if there is one broker only, and no other came for long.
+func (g *replicas) mayRefill(waited time.Duration) bool {
+	for _, rep := range g.fresh() {
+		if rep.Master && rep.Term == (term.Row{}).Highest(g.all()) {
+			return true
+		}
+	}
+	return len(g.names) == 1 && !g.specs[g.names[0]].Slave && waited >= lonelyAfter
 }
 
 // ofGeneration are the reports of brokers that live and hold metadata of a generation: they were given in it. n.mu is held.

@@ -210,6 +210,49 @@ func TestCompareAndSet(t *testing.T) {
 	})
 }
 
+// unanswered is a store whose next commit is made and not answered.
+type unanswered struct {
+	*meta.Memory
+	next atomic.Bool
+}
+
+func (u *unanswered) Update(ctx context.Context, c meta.Change) (*meta.Snapshot, error) {
+	s, err := u.Memory.Update(ctx, c)
+	if u.next.CompareAndSwap(true, false) && err == nil {
+		return nil, wire.Errorf(wire.CodeUnknown, "the connection was lost")
+	}
+	return s, err
+}
+
+// TestLostAnswer shows that a compare-and-set whose answer was lost is told as unknown, and that the same question again changes nothing and is told what the first one did.
+func TestLostAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 1)
+		defer c.close()
+		a := c.replica("a", false)
+		defer a.Close()
+		rest(2 * time.Second)
+		store := &unanswered{Memory: c.stores[0].Another()}
+		n, err := NewNode(NodeOptions{Store: store, Self: func() *wire.HeartbeatRequest {
+			return &wire.HeartbeatRequest{Node: "registry-x", Boot: "x", Roles: []string{RoleRegistry}}
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer n.Close()
+		rest(time.Second)
+		set := []term.Member{{Broker: "s", Boot: "b", Store: "s"}}
+		one := term.Ask{Master: a.member("a"), Term: 1, Change: 1, Set: set}
+		store.next.Store(true)
+		if _, _, err := askRow(n, one); wire.CodeOf(err) != wire.CodeUnknown {
+			t.Fatal(err)
+		}
+		if row, changed, err := askRow(n, one); err != nil || changed || row.Change != 2 || !slices.Equal(row.Set, set) {
+			t.Fatalf("%+v %v %v", row, changed, err)
+		}
+	})
+}
+
 // TestRacing shows that of two nodes over one database each compare-and-set of one row is carried out once, whichever is asked.
 func TestRacing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
