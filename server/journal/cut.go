@@ -61,10 +61,6 @@ func (j *Journal) truncate(to Position) error {
 // has the right to commit. Any error has stopped the journal.
 func (j *Journal) cutEnd(to Position) error {
 	// Readers first: what is cut must not be seen any more.
-	number := int64(1)
-	if c := j.cut.Load(); c != nil {
-		number = c.number + 1
-	}
 	end := j.Written()
 	j.mu.Lock()
 	l := *j.list.Load()
@@ -74,7 +70,7 @@ func (j *Journal) cutEnd(to Position) error {
 	j.synced.Store(uint64(to))
 	j.written.Store(uint64(to))
 	j.list.Store(&kept)
-	j.cut.Store(&cut{number: number, to: to})
+	j.cut.Store(&cut{to: to, before: j.cut.Load()})
 	j.current = l[at]
 	j.mu.next = to
 	j.setLimitLocked(j.current)

@@ -226,6 +226,15 @@ func (l *followLife) copy(j *Journal, s *stream, to Position, rng *rand.Rand, re
 			to := min(pos, l.common)
 			l.set(func(f *followed) { f.committed = max(f.committed, to) })
 			j.SetCommitted(to)
+		case 2:
+			list := *j.list.Load()
+			if len(list) < 2 || list[1].base > j.Committed() || rng.IntN(2) == 0 {
+				break
+			}
+			l.set(func(f *followed) { f.begin = list[1].base })
+			if err := j.Trim(list[1].base); err != nil {
+				return j, err
+			}
 		}
 		if pieces++; reopen && pieces == 8 {
 			err := j.Close()

@@ -211,11 +211,12 @@ func (j *Journal) Segments() []SegmentInfo {
 // FolderBytes is what the journal's folder takes on the disk.
 type FolderBytes struct {
 	Segments, Spares, Reserve int64
-	Damaged                   int64 // what was set aside
+	Damaged                   int64 // what was set aside of damage,
+	Diverged                  int64 // and by CutTo
 }
 
 // Total is the sum.
-func (b FolderBytes) Total() int64 { return b.Segments + b.Spares + b.Reserve + b.Damaged }
+func (b FolderBytes) Total() int64 { return b.Segments + b.Spares + b.Reserve + b.Damaged + b.Diverged }
 
 // Bytes returns what the folder takes, without reading it. A spare that is being filled is not counted.
 func (j *Journal) Bytes() FolderBytes {
@@ -232,6 +233,9 @@ func (j *Journal) Bytes() FolderBytes {
 	}
 	for _, h := range j.holeList() {
 		b.Damaged += h.size
+	}
+	for _, a := range j.SetAside() {
+		b.Diverged += a.Bytes
 	}
 	return b
 }

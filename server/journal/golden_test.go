@@ -42,7 +42,7 @@ func unhexdump(t *testing.T, s string, size int) []byte {
 	return b
 }
 
-// TestFormat holds the bytes of a segment and of a cut's mark to testdata/format.hex, and reads them back.
+// TestFormat holds the bytes of a segment, a cut's mark, and the files of a copy to testdata/format.hex, and reads them back.
 func TestFormat(t *testing.T) {
 	fs := journaltest.New(nil)
 	o := testOptions(fs)
@@ -78,7 +78,40 @@ func TestFormat(t *testing.T) {
 		t.Fatal(err)
 	}
 	segment, cut := hexdump(b), hexdump(mark)
-	golden(t, "format.hex", segment+"-- "+cutName+"\n"+cut)
+
+	// A copy of it: followed, synced, led by force, and what was cut of it before.
+	copied := followOptions(fs)
+	copied.Now = o.Now
+	slave := mustOpen(t, copied)
+	raw := stream{store: testStore, raw: b[headerBlockBytes : headerBlockBytes+176]}
+	if err := feed(slave, &raw, 0, 176); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := slave.CutTo(136); err != nil {
+		t.Fatal(err)
+	}
+	slave.SetCommitted(88)
+	if err := slave.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	files := journaltest.Files(fs, copied.Dir)
+	if err := slave.Lead(MakeEpoch(4, 2), true, nil); err != nil {
+		t.Fatal(err)
+	}
+	files[epochsName] = journaltest.Files(fs, copied.Dir)[epochsName]
+	mustClose(t, slave)
+	text := segment + "-- " + cutName + "\n" + cut
+	for _, name := range []string{endsName, epochsName, divergedDir + "/00000000000000000136-00000000000000000176-3.1.journal"} {
+		text += "-- " + name + "\n" + hexdump(files[name])
+	}
+	golden(t, "format.hex", text)
+	if e, number, ok, err := readEnds(fs, copied.Dir, &copied.StoreID); err != nil || !ok || number < 3 || e.Synced == 0 {
+		t.Errorf("ends read as %+v, write %d, %v, %v", e, number, ok, err)
+	}
+	history, ok, err := readHistory(fs, copied.Dir, &copied.StoreID)
+	if want := []EpochStart{{MakeEpoch(3, 1), 0, false}, {MakeEpoch(4, 2), 136, true}}; !ok || err != nil || !slices.Equal(history, want) {
+		t.Errorf("epochs read as %v, want %v: %v", history, want, err)
+	}
 
 	// What the golden file says is read as what was written: two records, an epoch before and a no-op after them.
 	segment, _, _ = strings.Cut(segment, "--")
@@ -98,7 +131,7 @@ noop flags 0 epoch 3.1 [136,176) durable 136 stored 1700000000000000005 ""
 	if got.String() != want {
 		t.Errorf("read:\n%swant:\n%s", &got, want)
 	}
-	files := journaltest.Files(disk, testDir)
+	files = journaltest.Files(disk, testDir)
 	if !bytes.Equal(files[segmentName(0)][:4096+136], b[:4096+136]) {
 		t.Error("records were changed by recovery")
 	}
@@ -176,6 +209,61 @@ func TestFileOperationsInDepth(t *testing.T) {
 		mustClose(t, s.j)
 	})
 	golden(t, "operations_depth.txt", out.String())
+}
+
+// TestFileOperationsFollowing is TestFileOperations for a journal that follows: copying syncs nothing but the header of a new segment and its
+// name, Sync what was written and then the ends file.
+func TestFileOperationsFollowing(t *testing.T) {
+	var out strings.Builder
+	fs := journaltest.New(nil)
+	a := stream{store: testStore}
+	{
+		s := sender{j: mustOpen(t, testOptions(journaltest.New(nil)))}
+		for range 20 {
+			s.mustSend(t, 6000)
+		}
+		a = streamOf(t, s.j)
+		mustClose(t, s.j)
+	}
+	o := followOptions(fs)
+	step := func(name string) {
+		synctest.Wait()
+		fmt.Fprintf(&out, "# %s\n", name)
+		for _, op := range fs.TakeOps() {
+			if !strings.Contains(op.Path, fillingSuffix) {
+				fmt.Fprintln(&out, strings.ReplaceAll(op.String(), o.Dir+"/", ""))
+			}
+		}
+		out.WriteByte('\n')
+	}
+	synctest.Test(t, func(t *testing.T) {
+		j := mustOpen(t, o)
+		step("open a new journal that follows")
+		do := func(name string, err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+			step(name)
+		}
+		copyTo := func(n int) error { return feed(j, &a, j.Written(), a.records[n].Position) }
+		do("copy the first records, and their epoch", copyTo(3))
+		do("copy two more", copyTo(5))
+		do("sync", j.Sync())
+		do("sync again", j.Sync())
+		do("copy up to the next segment", copyTo(12))
+		do("sync both", j.Sync())
+		j.SetCommitted(j.End())
+		do("sync what is committed", j.Sync())
+		_, err := j.CutTo(a.records[9].Position)
+		do("cut", err)
+		do("lead", j.Lead(MakeEpoch(2, 1), false, nil))
+		do("close", j.Close())
+		j = mustOpen(t, o)
+		step("open after a clean stop")
+		do("close", j.Close())
+	})
+	golden(t, "operations_following.txt", out.String())
 }
 
 // TestFileOperations holds the calls that change files to testdata/operations.txt: what is written, synced, named and synced again

@@ -297,7 +297,7 @@ type Journal struct {
 
 	epoch atomic.Uint64            // of what is appended; following: of the last record
 	list  atomic.Pointer[segments] // changed under mu
-	cut   atomic.Pointer[cut]      // the last Truncate; nil if there was none
+	cut   atomic.Pointer[cut]      // the last one of the end; nil if there was none
 	holes atomic.Pointer[[]hole]   // changed by Open and under trimMu
 
 	mu struct {

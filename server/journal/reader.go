@@ -10,10 +10,10 @@ import (
 
 const readAheadBytes = 256 << 10 // of a Reader
 
-// cut is a Truncate that happened: readers beyond it have lost their place.
+// cut is a cut of the end that happened: readers beyond it have lost their place. There are few.
 type cut struct {
-	number int64
 	to     Position
+	before *cut // nil: it was the first
 }
 
 // ReadAt reads the record at pos, which must be where one begins. It returns buf, grown if need be, whose bytes the
@@ -162,7 +162,7 @@ func (j *Journal) NewReader(from Position) *Reader {
 func (r *Reader) Position() Position { return r.pos }
 
 // Next returns the next record; its payload is valid until the next call. io.EOF is the committed end: call again when
-// more was committed. ErrTrimmed if the record was trimmed, ErrBeyond if it was cut away by Truncate, ErrClosed, the file system's.
+// more was committed. ErrTrimmed if the record was trimmed, ErrBeyond if it was cut away, ErrClosed, the file system's.
 // A hole is records of KindLost; *LostError if the position lies inside of one: go on at its To. *CorruptError is new damage; after
 // Heal the reader goes on.
 func (r *Reader) Next() (Record, error) {
@@ -170,8 +170,10 @@ func (r *Reader) Next() (Record, error) {
 		return Record{}, ErrClosed
 	}
 	if c := r.j.cut.Load(); c != r.cut {
-		if r.pos > c.to || r.cut != nil && c.number != r.cut.number+1 || r.cut == nil && c.number != 1 {
-			return Record{}, ErrBeyond
+		for missed := c; missed != r.cut; missed = missed.before {
+			if r.pos > missed.to {
+				return Record{}, ErrBeyond
+			}
 		}
 		r.cut = c
 		r.leave()

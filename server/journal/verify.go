@@ -39,6 +39,10 @@ type Report struct {
 	Refused bool
 	// Holes is what was lost to damage before, and is known to be.
 	Holes []Hole
+	// Ends is what the ends file says; nil if there is none.
+	Ends *Ends
+	// SetAside is what was cut because another journal of the broker group has other records.
+	SetAside []Aside
 }
 
 // KindCount counts the records of one kind.
@@ -78,6 +82,10 @@ func VerifyOf(fsys vfs.FS, dir string, store *[16]byte, from Position, progress 
 		return damaged(err)
 	}
 	l := found.segments
+	r.SetAside = found.asides
+	if found.endsKnown {
+		r.Ends = &found.ends
+	}
 	if len(l) == 0 {
 		return r, nil
 	}
