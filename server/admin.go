@@ -48,6 +48,10 @@ type RoleState struct {
 	// Refusing says what is refused while the rest is served, and why: sends, since a disk or broker.store.bytesMax is full; changes of
 	// metadata, since the database is away.
 	Refusing string `json:"refusing,omitempty"`
+	// Replica is what the broker is in its broker group: master, slave, waiting, copying; Why says why, where there is something to say. Absent
+	// where no registry rules it.
+	Replica string `json:"replica,omitempty"`
+	Why     string `json:"why,omitempty"`
 }
 
 // health is what the process says of itself. Safe for concurrent use.

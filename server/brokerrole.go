@@ -10,48 +10,62 @@ import (
 
 // brokerRole is the broker of this process: the facade that clients reach, and the engine that is open now.
 type brokerRole struct {
-	s       *Server
-	flusher *listener.Flusher
-	facade  *facade
-	engine  atomic.Pointer[engine] // that is open; nil: none is
+	s        *Server
+	flusher  *listener.Flusher
+	facade   *facade
+	engine   atomic.Pointer[engine] // that is open; nil: none is
+	replicas *replicas              // nil: no registry rules the broker, and it is replicated nowhere
 }
 
-// newBroker returns the role, without an engine.
-func (s *Server) newBroker(flusher *listener.Flusher) *brokerRole {
-	r := &brokerRole{s: s, flusher: flusher}
+// newBroker returns the role. A broker that no registry rules has its engine open then; others open theirs when replicas.start was called.
+func (s *Server) newBroker(flusher *listener.Flusher) (r *brokerRole, err error) {
+	r = &brokerRole{s: s, flusher: flusher}
 	r.facade = &facade{role: r}
 	r.facade.mu.peers = map[*wire.Peer]struct{}{}
-	return r
-}
-
-// openAlone opens the engine of a broker that is replicated nowhere.
-func (r *brokerRole) openAlone() error {
-	e, err := r.openEngine(nil)
+	if s.followsMetadata() {
+		r.replicas, err = r.newReplicas()
+		return r, err
+	}
+	e, err := r.openEngine(opening{})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	r.engine.Store(e)
 	r.facade.put(e)
-	return nil
+	return r, nil
 }
 
 // close stops all of it.
-func (r *brokerRole) close() error {
+func (r *brokerRole) close() (err error) {
+	if r.replicas != nil {
+		return r.replicas.close()
+	}
 	r.facade.put(nil)
 	if e := r.engine.Swap(nil); e != nil {
-		return e.close()
+		err = e.close()
 	}
-	return nil
+	return err
 }
 
 // notMaster is the answer to who asks for what only a master does.
 func (r *brokerRole) notMaster() error {
+	if r.replicas != nil {
+		return r.replicas.notMaster()
+	}
 	return wire.Errorf(wire.CodeStopping, "the broker is being stopped")
+}
+
+// masters are the addresses of the master of the broker group, if it is another one and known.
+func (r *brokerRole) masters() []string {
+	if r.replicas != nil {
+		return r.replicas.masters()
+	}
+	return nil
 }
 
 // epoch is that of the journal, 0 while nothing is appended to it.
 func (r *brokerRole) epoch() uint64 {
-	if e := r.facade.now.Load(); e != nil {
+	if e := r.facade.now.Load(); e != nil && e.slave == nil {
 		return uint64(e.store.Epoch())
 	}
 	return 0
@@ -59,10 +73,15 @@ func (r *brokerRole) epoch() uint64 {
 
 // condition says why sends are refused, "" while they are taken, and why the store stopped or is gone, nil while it is well.
 func (r *brokerRole) condition() (refusing string, failed error) {
-	if e := r.engine.Load(); e != nil {
-		return e.condition()
+	e := r.engine.Load()
+	if e == nil {
+		return "", nil
 	}
-	return "", nil
+	refusing, failed = e.condition()
+	if e.master != nil && isClosed(e.master.Fenced()) {
+		failed = nil // it becomes a slave
+	}
+	return refusing, failed
 }
 
 // graceOf turns the configuration's 0, no grace, into the broker's word for it.
@@ -79,4 +98,29 @@ func verifyRate(bytesPerSecond int64) int64 {
 		return -1
 	}
 	return bytesPerSecond
+}
+
+// checkEvery is a slave's meaning of broker.replication.compareEvery: below 0 not at all.
+func checkEvery(d time.Duration) time.Duration {
+	if d == 0 {
+		return -1
+	}
+	return d
+}
+
+// close ends deciding, closes what is open, and marks a clean stop.
+func (x *replicas) close() error {
+	x.stop()
+	x.r.facade.put(nil)
+	e := x.r.engine.Swap(nil)
+	if e == nil {
+		return nil
+	}
+	err := e.close()
+	x.master.Store(nil)
+	x.slave.Store(nil)
+	if err == nil {
+		err = x.state.CleanStop()
+	}
+	return err
 }

@@ -40,6 +40,11 @@ type Config struct {
 	Version  string           `yaml:"-"` // of the binary, for jmq_build_info
 	// Progress is told while the journal is recovered: bytes read, bytes to read. nil: nobody.
 	Progress func(done, total int64) `yaml:"-"`
+	// Machine names what lives as long as the system's memory does: what a broker did not sync may be gone when it is another one. "": the
+	// system's boot id.
+	Machine string `yaml:"-"`
+	// Listener wraps that of the wire port. nil: as it is.
+	Listener func(net.Listener) net.Listener `yaml:"-"`
 	// Dial wraps how this node connects to other nodes. nil: as it is.
 	Dial func(dial func(ctx context.Context, address string) (net.Conn, error)) func(ctx context.Context, address string) (net.Conn, error) `yaml:"-"`
 }
@@ -111,8 +116,6 @@ type ReplicationConfig struct {
 	LeaveBytes   int64         `yaml:"leaveBytes" help:"nor is one that is so many bytes behind"`
 	JoinAfter    time.Duration `yaml:"joinAfter" help:"a slave that has kept up for so long is in sync; longer while it comes and goes"`
 	CompareEvery time.Duration `yaml:"compareEvery" help:"how often a slave compares its journal with the master's by checksums; 0: not at all"`
-
-	CatchUpBytesPerSecond int64 `yaml:"catchUpBytesPerSecond" help:"most that a slave which is behind is sent; 0: as much as the master has to spare"`
 }
 
 // ListenConfig is one listening socket.
@@ -372,9 +375,8 @@ func (c *Config) Validate() error {
 	between(bad, "broker.replication.keepAlive", b.Replication.KeepAlive, 10*time.Millisecond, time.Second)
 	between(bad, "broker.replication.leaveAfter", b.Replication.LeaveAfter, 2*b.Replication.KeepAlive, time.Minute)
 	between(bad, "broker.replication.leaveBytes", b.Replication.LeaveBytes, 1<<20, 1<<40)
-	between(bad, "broker.replication.joinAfter", b.Replication.JoinAfter, 0, time.Hour)
+	between(bad, "broker.replication.joinAfter", b.Replication.JoinAfter, 10*time.Millisecond, time.Hour)
 	between(bad, "broker.replication.compareEvery", b.Replication.CompareEvery, 0, 30*24*time.Hour)
-	between(bad, "broker.replication.catchUpBytesPerSecond", b.Replication.CatchUpBytesPerSecond, 0, 1<<40)
 	if b.Slave && len(n.Registry.Addresses) == 0 && !slices.Contains(c.Roles, RoleRegistry) && len(c.Roles) > 0 {
 		bad("broker.slave", b.Slave, "needs a registry, which says who is master: name its nodes with node.registry.addresses")
 	}

@@ -5,10 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"github.com/jmqio/jmq/server/broker"
+	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/offset"
+	"github.com/jmqio/jmq/server/replica"
 	"github.com/jmqio/jmq/server/retention"
+	"github.com/jmqio/jmq/server/side"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/server/store/local"
 	"github.com/jmqio/jmq/wire"
@@ -21,15 +25,31 @@ type engine struct {
 	store      *local.Store
 	keeper     atomic.Pointer[retention.Keeper]
 	unattached map[*wire.Peer]struct{} // facade.mu's: peers that the broker did not let in
+
+	// One of both, of a broker that a registry rules.
+	master  *replica.Master
+	slave   *replica.Slave
+	side    *side.File // nil: there is none
+	follows bool       // its store is a slave's
+	opened  time.Time
+	serves  serves // of a slave
+}
+
+// opening says what a store is opened as.
+type opening struct {
+	log   func(local.LogOptions) (local.Log, error) // nil: replicated nowhere
+	slave bool
+	side  *side.File
+	ready func(*engine) // called before the broker is started; nil: nothing is
 }
 
 // openEngine opens the store and starts the broker and its retention. Nobody reaches it yet.
-func (r *brokerRole) openEngine(log func(local.LogOptions) (local.Log, error)) (*engine, error) {
+func (r *brokerRole) openEngine(as opening) (*engine, error) {
 	s, b := r.s, &r.s.config.Broker
-	e := &engine{role: r, unattached: map[*wire.Peer]struct{}{}}
+	e := &engine{role: r, unattached: map[*wire.Peer]struct{}{}, side: as.side, follows: as.slave, opened: time.Now()}
 	offsets := offset.NewTable()
 	e.broker = broker.New(broker.Options{
-		Offsets: offsets, BrokerGroup: b.BrokerGroup, AckTimeout: b.Dispatch.AckTimeout, Grace: graceOf(b.Dispatch.DisconnectGrace),
+		Offsets: offsets, BrokerGroup: b.BrokerGroup, Broker: s.config.Node.Name, Slave: as.slave, Side: as.side, Masters: r.masters, AckTimeout: b.Dispatch.AckTimeout, Grace: graceOf(b.Dispatch.DisconnectGrace),
 		Metadata: s.followsMetadata(), Route: s.route,
 		Flush: r.flusher.Flush, Logger: s.log, Now: s.config.Now,
 		Abandoned: func(g offset.GroupID, t offset.Topic) bool {
@@ -42,7 +62,7 @@ func (r *brokerRole) openEngine(log func(local.LogOptions) (local.Log, error)) (
 		},
 	})
 	o := r.storeOptions()
-	o.Tables, o.Gather, o.OpenLog = []store.Table{offsets}, e.broker.Gather, log
+	o.Tables, o.Gather, o.OpenLog, o.Follow = []store.Table{offsets}, e.broker.Gather, as.log, as.slave
 	o.AfterCommit = func() {
 		r.flusher.Flush()
 		if k := e.keeper.Load(); k != nil {
@@ -53,6 +73,9 @@ func (r *brokerRole) openEngine(log func(local.LogOptions) (local.Log, error)) (
 	if e.store, err = local.Open(o); err != nil {
 		e.broker.Close()
 		return nil, FolderError(s.dir, err)
+	}
+	if as.ready != nil {
+		as.ready(e)
 	}
 	e.broker.Start(e.store)
 	k, err := s.keep(e, offsets)
@@ -77,14 +100,27 @@ func (r *brokerRole) storeOptions() local.Options {
 
 // close stops all of it, what nothing else stands on first.
 func (e *engine) close() error {
+	e.serves.ships.Wait()
 	if k := e.keeper.Load(); k != nil {
 		k.Close()
 	}
 	e.broker.Close()
-	if err := e.store.Close(); err != nil {
+	err := e.store.Close()
+	if e.side != nil {
+		err = errors.Join(err, e.side.Close())
+	}
+	if err != nil {
 		return fmt.Errorf("close data folder %s: %w", e.role.s.dir, err)
 	}
 	return nil
+}
+
+// journal is that of a broker that a registry rules.
+func (e *engine) journal() *journal.Journal {
+	if e.master != nil {
+		return e.master.Journal
+	}
+	return e.slave.Journal
 }
 
 // condition says why sends are refused, "" while they are taken, and why the store stopped or is gone, nil while it is well.

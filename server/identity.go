@@ -97,3 +97,7 @@ func dialRegistry(n *RegistryClient) (func(ctx context.Context, address string) 
 	d := &tls.Dialer{Config: c}
 	return func(ctx context.Context, address string) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) }, nil
 }
+
+func dialTCP(ctx context.Context, address string) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, "tcp", address)
+}

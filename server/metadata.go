@@ -121,6 +121,12 @@ func (md *metadata) follow(context.Context) (err error) {
 	if o.Dial, err = dialRegistry(n); err != nil {
 		return &StartError{What: "certificates for the registry", Err: err, Next: "see node.registry.caFile, certFile and keyFile"}
 	}
+	if wrap := s.config.Dial; wrap != nil {
+		if o.Dial == nil {
+			o.Dial = dialTCP
+		}
+		o.Dial = wrap(o.Dial)
+	}
 	if n.CredentialFile != "" {
 		if i, err := os.Stat(n.CredentialFile); err == nil && i.Mode().Perm()&0o077 != 0 {
 			return &StartError{What: "credential " + n.CredentialFile, Err: fmt.Errorf("open to others (mode %#o)", i.Mode().Perm()), Next: "chmod 600 " + n.CredentialFile}
@@ -191,6 +197,7 @@ func (md *metadata) onSnapshot(snapshot *meta.Snapshot) {
 	if md.b == nil {
 		return
 	}
+	md.b.replicas.hear(snapshot)
 	md.retrying.Lock()
 	md.retrying.end()
 	md.retrying.Unlock()
@@ -210,6 +217,10 @@ func (md *metadata) apply(ctx context.Context, snapshot *meta.Snapshot) error {
 	if e == nil {
 		return nil // the next one is given what is known before it serves
 	}
+	return md.applyTo(ctx, e, snapshot)
+}
+
+func (md *metadata) applyTo(ctx context.Context, e *engine, snapshot *meta.Snapshot) error {
 	err := e.broker.Apply(ctx, snapshot)
 	if err != nil && !errors.Is(ctx.Err(), context.Canceled) && md.known.Load() == snapshot {
 		md.s.log.Warn("the broker does not follow the metadata yet, trying on", "version", snapshot.Version, "err", err)
@@ -260,6 +271,14 @@ func (md *metadata) applyAgain() {
 		}
 		cancel()
 	}
+}
+
+// current says whether what is known is what the registry has now: it is heard, and nothing newer was told of.
+func (md *metadata) current() bool {
+	if md.node != nil {
+		return md.node.Health() == nil && md.known.Load() != nil
+	}
+	return md.follower.Current()
 }
 
 // condition says why changes are refused; "" while they are taken.
@@ -327,7 +346,10 @@ func (s *Server) self() *wire.HeartbeatRequest {
 		h.Roles = append(h.Roles, string(r))
 	}
 	if b := s.broker.Load(); b != nil {
-		h.BrokerGroup = s.config.Broker.BrokerGroup
+		h.BrokerGroup, h.Slave = s.config.Broker.BrokerGroup, s.config.Broker.Slave
+		if b.replicas != nil {
+			h.Replica = b.replicas.status()
+		}
 		if _, failed := b.condition(); failed != nil {
 			h.State = string(stateFailed)
 		}

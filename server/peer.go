@@ -33,9 +33,7 @@ func (s *Server) newDialer() (*dialer, error) {
 		return nil, &StartError{What: "certificates for other brokers", Err: err, Next: "see node.registry.caFile, certFile and keyFile"}
 	}
 	if d.dial == nil {
-		d.dial = func(ctx context.Context, address string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "tcp", address)
-		}
+		d.dial = dialTCP
 	}
 	if s.config.Dial != nil {
 		d.dial = s.config.Dial(d.dial)

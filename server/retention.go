@@ -22,7 +22,7 @@ func (s *Server) keep(e *engine, offsets *offset.Table) (*retention.Keeper, erro
 			{What: "index", Path: s.folder(b.Index.Folder, "index")},
 		},
 		Age: b.Retention.Age, Bytes: b.Retention.Bytes, AbandonedAfter: b.Retention.AbandonedAfter, Every: b.Retention.Every,
-		BytesMax: b.Store.BytesMax, WarnPercent: b.Disk.WarnPercent, EarlyDeletePercent: b.Disk.EarlyDeletePercent, RefusePercent: b.Disk.RefusePercent,
+		Follows: e.follows, BytesMax: b.Store.BytesMax, WarnPercent: b.Disk.WarnPercent, EarlyDeletePercent: b.Disk.EarlyDeletePercent, RefusePercent: b.Disk.RefusePercent,
 		Now: s.config.Now, Logger: s.log,
 	})
 }

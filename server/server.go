@@ -110,6 +110,14 @@ func (s *Server) WireAddress() string { return s.wireAddress }
 // AdminAddress is where the admin port is.
 func (s *Server) AdminAddress() string { return s.adminAddress }
 
+// Replica is what its broker says of its copy of the broker group's journal; nil without a broker that a registry rules.
+func (s *Server) Replica() *wire.ReplicaStatus {
+	if b := s.broker.Load(); b != nil && b.replicas != nil {
+		return b.replicas.status()
+	}
+	return nil
+}
+
 // Admin is the administration of what this process runs.
 func (s *Server) Admin() wire.Admin { return s.admin }
 
@@ -165,19 +173,24 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	var b *brokerRole
 	if s.has(RoleBroker) {
 		s.setState(stateRecovering, "version", s.config.Version, "brokerGroup", s.config.Broker.BrokerGroup, "folder", s.dir)
-		b = s.newBroker(flusher)
-		defer func() { err = errors.Join(err, b.close()) }()
-		if err = b.openAlone(); err != nil {
+		if b, err = s.newBroker(flusher); err != nil {
 			return err
 		}
+		defer func() { err = errors.Join(err, b.close()) }()
 		s.broker.Store(b)
 		services.Broker, services.Admin = b.facade, b.facade
+		if b.replicas != nil {
+			services.Replication = replication{b.replicas}
+		}
 		options.BrokerGroup, options.Epoch = s.config.Broker.BrokerGroup, b.epoch
 		options.OnOpen, options.OnClose = b.facade.Attach, b.facade.Detach
 	}
 	wireListener, err := s.listen(ctx, "node.wire.listen", n.Wire.Listen, n.Authenticates())
 	if err != nil {
 		return err
+	}
+	if wrap := s.config.Listener; wrap != nil {
+		wireListener = wrap(wireListener)
 	}
 	s.wireAddress = wireListener.Addr().String()
 	handed := false // to the sockets, which close it
@@ -227,19 +240,22 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	served := make(chan error, 1)
 	go func() { served <- sockets.Serve() }() // ends with sockets.Close; received below
 
-	facts := []any{"roles", s.config.Roles, "wire", s.wireAddress, "admin", s.adminAddress, "took", time.Since(begun).Round(time.Millisecond)}
-	if b != nil {
-		facts = append(facts, "epoch", journal.Epoch(b.epoch()).String())
+	var failed <-chan error
+	if b != nil && b.replicas != nil {
+		s.setState(stateRecovering, "folder", s.dir)
+		failed = b.replicas.failed
+		b.replicas.start()
+		select {
+		case <-b.replicas.settled:
+		case err = <-failed:
+			failed = nil
+		case <-time.After(settleWithin):
+		case <-ctx.Done():
+		}
 	}
-	s.setState(stateServing, facts...)
-	close(s.ready)
-	select {
-	case <-ctx.Done():
-	case err = <-served:
-		served <- nil
-		err = fmt.Errorf("the wire port stopped: %w", err)
+	if err == nil {
+		err = s.serve(ctx, begun, b, served, failed)
 	}
-
 	s.setState(stateStopping)
 	drain, cancel := context.WithTimeout(context.Background(), n.StopTimeout)
 	defer cancel()
@@ -255,6 +271,29 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	return err
 }
 
+// serve serves until ctx ends or something fails.
+func (s *Server) serve(ctx context.Context, begun time.Time, b *brokerRole, served chan error, failed <-chan error) error {
+	facts := []any{"roles", s.config.Roles, "wire", s.wireAddress, "admin", s.adminAddress, "took", time.Since(begun).Round(time.Millisecond)}
+	if b != nil {
+		facts = append(facts, "epoch", journal.Epoch(b.epoch()).String())
+	}
+	s.setState(stateServing, facts...)
+	close(s.ready)
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-failed:
+		return err
+	case err := <-served:
+		served <- nil
+		return fmt.Errorf("the wire port stopped: %w", err)
+	}
+}
+
+// settleWithin is how long a start waits for its broker to be what it can be: one that waits for its slaves, or is long in reading its journal,
+// becomes it while the node serves.
+const settleWithin = 5 * time.Second
+
 // elsewhere says which nodes run a role.
 func (s *Server) elsewhere(role string) []string {
 	md := s.metadata.Load()
@@ -265,7 +304,7 @@ func (s *Server) elsewhere(role string) []string {
 }
 
 func (s *Server) readiness() Readiness {
-	return s.health.readiness(s.config.Roles, func(r Role) (refusing string, failed error) {
+	all := s.health.readiness(s.config.Roles, func(r Role) (refusing string, failed error) {
 		switch r {
 		case RoleBroker:
 			if b := s.broker.Load(); b != nil {
@@ -278,6 +317,14 @@ func (s *Server) readiness() Readiness {
 		}
 		return "", nil
 	})
+	if b := s.broker.Load(); b != nil && b.replicas != nil {
+		one := all.Roles[string(RoleBroker)]
+		if one.Replica, one.Why = b.replicas.role(); one.State == string(stateServing) && one.Replica != roleMaster && one.Replica != roleSlave {
+			one.State, all.Ready = one.Replica, false
+		}
+		all.Roles[string(RoleBroker)] = one
+	}
+	return all
 }
 
 func (s *Server) setState(now state, facts ...any) {

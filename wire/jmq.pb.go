@@ -4448,6 +4448,7 @@ type MergeSideRequest struct {
 	Broker        string                 `protobuf:"bytes,2,opt,name=broker,proto3" json:"broker,omitempty"`
 	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"` // of the master it was meant for
 	Leases        []*SideLease           `protobuf:"bytes,4,rep,name=leases,proto3" json:"leases,omitempty"`
+	Last          bool                   `protobuf:"varint,5,opt,name=last,proto3" json:"last,omitempty"` // nothing follows: consuming need not wait for this broker any more
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4508,6 +4509,13 @@ func (x *MergeSideRequest) GetLeases() []*SideLease {
 		return x.Leases
 	}
 	return nil
+}
+
+func (x *MergeSideRequest) GetLast() bool {
+	if x != nil {
+		return x.Last
+	}
+	return false
 }
 
 // A lease that a slave gave and that is still alive.
@@ -8860,12 +8868,13 @@ const file_jmq_proto_rawDesc = "" +
 	"\x04from\x18\x01 \x01(\x04R\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\x04R\x02to\x12\x12\n" +
 	"\x04sums\x18\x03 \x03(\x04R\x04sums\x12\x12\n" +
-	"\x04ends\x18\x04 \x03(\x04R\x04ends\"\x93\x01\n" +
+	"\x04ends\x18\x04 \x03(\x04R\x04ends\"\xa7\x01\n" +
 	"\x10MergeSideRequest\x12!\n" +
 	"\fbroker_group\x18\x01 \x01(\tR\vbrokerGroup\x12\x16\n" +
 	"\x06broker\x18\x02 \x01(\tR\x06broker\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12.\n" +
-	"\x06leases\x18\x04 \x03(\v2\x16.jmq.wire.v1.SideLeaseR\x06leases\"\xb0\x03\n" +
+	"\x06leases\x18\x04 \x03(\v2\x16.jmq.wire.v1.SideLeaseR\x06leases\x12\x12\n" +
+	"\x04last\x18\x05 \x01(\bR\x04last\"\xb0\x03\n" +
 	"\tSideLease\x12\x16\n" +
 	"\x06client\x18\x01 \x01(\tR\x06client\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\rR\x06member\x12\x14\n" +

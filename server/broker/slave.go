@@ -405,10 +405,10 @@ func (b *Broker) ShipSide(ctx context.Context, master interface {
 		return nil, errors.New("broker: the slave serves yet")
 	}
 	sum := &wire.MergeSideResponse{}
-	ship := func(leases []*wire.SideLease, parts []byte) error {
+	ship := func(leases []*wire.SideLease, parts []byte, last bool) error {
 		ctx, cancel := context.WithTimeout(ctx, shipTimeout)
 		defer cancel()
-		m, err := master.MergeSide(ctx, &wire.MergeSideRequest{BrokerGroup: b.o.BrokerGroup, Broker: b.o.Broker, Epoch: uint64(epoch), Leases: leases}, parts)
+		m, err := master.MergeSide(ctx, &wire.MergeSideRequest{BrokerGroup: b.o.BrokerGroup, Broker: b.o.Broker, Epoch: uint64(epoch), Leases: leases, Last: last}, parts)
 		if err == nil {
 			sum.Merged += m.Merged
 			sum.Dropped += m.Dropped
@@ -425,15 +425,16 @@ func (b *Broker) ShipSide(ctx context.Context, master interface {
 		if len(parts) == 0 {
 			break
 		}
-		if err := ship(nil, parts); err != nil {
+		if err := ship(nil, parts, false); err != nil {
 			return nil, fmt.Errorf("ship the side file: %w", err)
 		}
 		at = next
 	}
-	// After the entries: a lease is about what was not acked.
-	for len(leases) > 0 {
+	// After the entries: a lease is about what was not acked. The last request says that it is, with leases or without.
+	for last := false; !last; {
 		n := min(len(leases), shipLeases)
-		if err := ship(leases[:n], nil); err != nil {
+		last = n == len(leases)
+		if err := ship(leases[:n], nil, last); err != nil {
 			return nil, fmt.Errorf("ship leases: %w", err)
 		}
 		leases = leases[n:]

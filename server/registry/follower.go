@@ -107,6 +107,7 @@ type Follower struct {
 	learned   atomic.Pointer[[]string]  // addresses of registry nodes, of the last heartbeat
 	connected atomic.Bool
 	stored    atomic.Bool
+	current   atomic.Bool // at the last heartbeat's answer
 	begun     time.Time
 	answered  atomic.Int64 // when a registry node did last, since begun
 	counts    struct {
@@ -153,6 +154,9 @@ func (f *Follower) Ready() <-chan struct{} { return f.ready }
 
 // Connected says whether a registry node answers just now.
 func (f *Follower) Connected() bool { return f.connected.Load() }
+
+// Current says whether a registry node answers just now, and what is in force here is the newest that it has told of.
+func (f *Follower) Current() bool { return f.connected.Load() && f.current.Load() }
 
 // Registry returns the addresses of registry nodes that live, as far as is known, else those of the options.
 func (f *Follower) Registry() []string {
@@ -481,6 +485,8 @@ func (c *conversation) beatAnswered(a answer) error {
 	f.learn(r.Registry)
 	f.stored.Store(r.Stored)
 	known := f.known.Load()
+	applied := f.applied.Load()
+	f.current.Store(applied != nil && r.Generation == uint64(applied.Generation) && r.Version <= uint64(applied.Version))
 	behind := known != nil && (r.Generation < uint64(known.Generation) || r.Generation == uint64(known.Generation) && r.Version < uint64(known.Version))
 	switch now := time.Now(); {
 	case r.Stored && !behind:

@@ -37,6 +37,9 @@ type Options struct {
 	AbandonedAfter time.Duration // 0: a group counts for ever
 	Every          time.Duration // between two passes; 0: 10 s
 
+	// Follows: the store follows another one, which says what goes; here nothing does by itself. Disks are watched, and people warned.
+	Follows bool
+
 	// BytesMax limits what the store takes on its disks; the percentages hold of it as of the disks. 0: no limit.
 	BytesMax int64
 	// Percentages of a disk at which a level begins, in this order; 0: 75, 80, 90.

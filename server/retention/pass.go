@@ -15,12 +15,17 @@ import (
 
 // once is one pass.
 func (k *Keeper) once(ctx context.Context) {
-	err := k.trimAll(ctx)
-	n, reclaimErr := k.o.Store.Reclaim(ctx)
-	k.count(func(c *counters) { c.reclaimed += n; c.passes++ })
-	err = errors.Join(err, reclaimErr)
-	if err == nil && ctx.Err() == nil {
-		err = k.deleteEarly(ctx)
+	var err error
+	if k.o.Follows {
+		k.count(func(c *counters) { c.passes++ })
+	} else {
+		err = k.trimAll(ctx)
+		n, reclaimErr := k.o.Store.Reclaim(ctx)
+		k.count(func(c *counters) { c.reclaimed += n; c.passes++ })
+		err = errors.Join(err, reclaimErr)
+		if err == nil && ctx.Err() == nil {
+			err = k.deleteEarly(ctx)
+		}
 	}
 	if up := k.up(); up-k.saved >= saveEvery || k.saved == 0 {
 		err = errors.Join(err, k.save())

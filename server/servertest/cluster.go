@@ -27,7 +27,12 @@ import (
 // ClusterOptions says what StartCluster starts.
 type ClusterOptions struct {
 	Registries   int // nodes r1, r2, ... over one database. Default: 1
-	BrokerGroups int // bg1, bg2, ... of one broker each: b1, b2, .... Default: 1; below 0: none
+	BrokerGroups int // bg1, bg2, ... of a broker each: b1, b2, .... Default: 1; below 0: none
+	// Slaves each broker group has beside: b1s1, b1s2, ... of bg1. With any the nodes are joined by Links.
+	Slaves int
+	Auto   bool // broker groups promote a slave by themselves
+	// Memory keeps what brokers store in file systems in memory, which a Kill or a PowerLoss can take at any moment.
+	Memory bool
 	// DSN is the database. Empty: a SQLite file.
 	DSN string
 	// Store gives each registry node its metadata in place of a database. nil: the database.
@@ -41,8 +46,10 @@ type ClusterOptions struct {
 // Cluster is registry nodes and brokers in this process.
 type Cluster struct {
 	Registries []*Server
-	Brokers    []*Server
-	Authority  *Authority // with TLS
+	Brokers    []*Server       // the first of each broker group
+	Groups     []*ReplicaGroup // the same with their slaves
+	Authority  *Authority      // with TLS
+	Links      *Links          // between the nodes; nil without Slaves
 
 	t testing.TB
 	o ClusterOptions
@@ -59,6 +66,9 @@ func StartCluster(t testing.TB, o ClusterOptions) *Cluster {
 	if o.TLS {
 		c.Authority = NewAuthority(t)
 	}
+	if o.Slaves > 0 {
+		c.Links = newLinks()
+	}
 	file := filepath.Join(t.TempDir(), "metadata.db")
 	for i := range o.Registries {
 		c.Registries = append(c.Registries, Start(t, c.node(fmt.Sprintf("r%d", i+1), server.RoleRegistry), func(s *server.Config) {
@@ -72,8 +82,14 @@ func StartCluster(t testing.TB, o ClusterOptions) *Cluster {
 			}
 		}))
 	}
+	for _, r := range c.Registries {
+		c.linked(r)
+	}
 	for range max(o.BrokerGroups, 0) {
 		c.AddBroker()
+		for range o.Slaves {
+			c.AddSlave(len(c.Groups))
+		}
 	}
 	return c
 }
@@ -81,19 +97,47 @@ func StartCluster(t testing.TB, o ClusterOptions) *Cluster {
 // AddBroker starts a broker of a broker group of its own.
 func (c *Cluster) AddBroker(options ...Option) *Server {
 	c.t.Helper()
-	n := len(c.Brokers) + 1
-	b := Start(c.t, append([]Option{c.node(fmt.Sprintf("b%d", n), server.RoleBroker), func(s *server.Config) {
-		s.Broker.BrokerGroup = fmt.Sprintf("bg%d", n)
+	g := &ReplicaGroup{Name: fmt.Sprintf("bg%d", len(c.Groups)+1), c: c}
+	if c.o.Auto {
+		c.Apply(Object{Key(meta.KindBrokerGroup, g.Name), &meta.BrokerGroup{Mode: meta.BrokerGroupAuto}})
+	}
+	b := c.startBroker(g, fmt.Sprintf("b%d", len(c.Brokers)+1), options)
+	c.Brokers, c.Groups = append(c.Brokers, b), append(c.Groups, g)
+	return b
+}
+
+// AddSlave starts one more broker of broker group n, the first being 1.
+func (c *Cluster) AddSlave(n int, options ...Option) *Server {
+	c.t.Helper()
+	g := c.Groups[n-1]
+	return c.startBroker(g, fmt.Sprintf("b%ds%d", n, len(g.Brokers)), append([]Option{func(s *server.Config) { s.Broker.Slave = true }}, options...))
+}
+
+func (c *Cluster) startBroker(g *ReplicaGroup, name string, options []Option) *Server {
+	c.t.Helper()
+	b := Start(c.t, append([]Option{c.node(name, server.RoleBroker), func(s *server.Config) {
+		s.Broker.BrokerGroup = g.Name
 		s.Node.Registry.Addresses = Addresses(c.Registries)
 		if c.o.Auth {
-			s.Node.Registry.CredentialFile = c.CredentialFile(meta.OwnerNode, fmt.Sprintf("b%d", n))
+			s.Node.Registry.CredentialFile = c.CredentialFile(meta.OwnerNode, name)
 		}
 		if c.Authority != nil {
 			s.Node.Registry.CAFile = c.Authority.CAFile
 		}
+		if c.o.Memory {
+			s.FS, s.Machine = newMemory(), "machine 1"
+		}
 	}}, options...)...)
-	c.Brokers = append(c.Brokers, b)
+	g.Brokers = append(g.Brokers, b)
+	c.linked(b)
 	return b
+}
+
+// linked tells the links where a node listens.
+func (c *Cluster) linked(s *Server) {
+	if c.Links != nil {
+		c.Links.name(s.Address(), s.Name())
+	}
 }
 
 // node is what every node of the cluster has.
@@ -104,6 +148,9 @@ func (c *Cluster) node(name string, role server.Role) Option {
 		s.Node.Auth.Required = c.o.Auth
 		if c.Authority != nil {
 			s.Node.TLS.CertFile, s.Node.TLS.KeyFile = c.Authority.Issue(c.t, name, "")
+		}
+		if c.Links != nil {
+			s.Dial, s.Listener = c.Links.dialer(name), c.Links.accepts(name)
 		}
 		if c.o.Each != nil {
 			c.o.Each(s)

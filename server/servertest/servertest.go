@@ -127,6 +127,9 @@ func (s *Server) Change(o Option) { o(&s.config) }
 // Address is where clients connect.
 func (s *Server) Address() string { return s.get().WireAddress() }
 
+// Name is the node's.
+func (s *Server) Name() string { return s.config.Node.Name }
+
 // AdminAddress is where the admin port is.
 func (s *Server) AdminAddress() string { return s.get().AdminAddress() }
 

@@ -1,0 +1,113 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/replica"
+	"github.com/jmqio/jmq/server/side"
+	"github.com/jmqio/jmq/server/store/local"
+)
+
+// openSide opens the file of acks that a slave took.
+func (x *replicas) openSide() (*side.File, error) {
+	f, err := side.Open(side.Options{FS: x.s.config.FS, Dir: x.s.dir, Logger: x.s.log})
+	if err != nil {
+		return nil, FolderError(x.s.dir, err)
+	}
+	return f, nil
+}
+
+// openMaster opens the store with a master's log, which other brokers reach as soon as it lets them. It returns when all that the journal has is
+// committed.
+func (x *replicas) openMaster(ctx context.Context, granted uint32, forced bool) (*engine, error) {
+	f, err := x.openSide()
+	if err != nil {
+		return nil, err
+	}
+	var m *replica.Master
+	e, err := x.r.openEngine(opening{side: f,
+		log: func(o local.LogOptions) (_ local.Log, err error) {
+			if m, err = replica.OpenMaster(ctx, x.node(), granted, forced, o, x.master.Store); err != nil {
+				return nil, err
+			}
+			return m, nil
+		},
+		ready: func(e *engine) {
+			if names := x.awaited(); len(names) > 0 {
+				e.broker.HoldConsuming(time.Now().Add(holdFor), fmt.Sprintf("%v may have served meanwhile", names))
+			}
+		},
+	})
+	if err != nil {
+		x.master.Store(nil)
+		_ = f.Close() // that it is not open is told
+		return nil, err
+	}
+	e.master = m
+	if err := e.broker.MergeOwn(ctx); err != nil {
+		x.s.log.Warn("what was acked here while the broker was a slave is not merged: those messages come again", "brokerGroup", x.group(), "err", err)
+	} else if x.state.Get().Serving != 0 {
+		err = x.state.Update(func(s *replica.State) { s.Serving = 0 })
+		if err != nil {
+			x.s.log.Warn("the broker's state", "err", err)
+		}
+	}
+	return e, nil
+}
+
+// openSlave opens the store with a slave's log.
+func (x *replicas) openSlave(ctx context.Context) (*engine, error) {
+	f, err := x.openSide()
+	if err != nil {
+		return nil, err
+	}
+	var l *replica.Slave
+	var trim trimAlong
+	e, err := x.r.openEngine(opening{slave: true, side: f,
+		log: func(o local.LogOptions) (_ local.Log, err error) {
+			n := x.node()
+			n.MasterBegin = trim.to
+			if l, err = replica.OpenSlave(ctx, n, o); err != nil {
+				return nil, err
+			}
+			return l, nil
+		},
+	})
+	if err != nil {
+		_ = f.Close() // that it is not open is told
+		return nil, err
+	}
+	e.slave = l
+	x.slave.Store(l)
+	trim.open(e.store, l)
+	return e, nil
+}
+
+// trimAlong has a slave's store let go of what its master's journal does not have any more.
+type trimAlong struct {
+	mu    sync.Mutex
+	begin journal.Position // of the master's journal, as told
+	store *local.Store     // nil: it is not open yet
+	log   *replica.Slave
+}
+
+// to is told where the master's journal begins.
+func (t *trimAlong) to(begin journal.Position) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.begin = begin; t.store != nil {
+		t.store.FollowTrim(begin, t.log.Written())
+	}
+}
+
+func (t *trimAlong) open(s *local.Store, l *replica.Slave) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.store, t.log = s, l; t.begin > 0 {
+		s.FollowTrim(t.begin, l.Written())
+	}
+}
