@@ -25,6 +25,7 @@ const (
 type produceOptions struct {
 	connection
 	key, orderKey string
+	orderKeyMove  bool
 	headers       []string
 	count         int
 	file          string
@@ -50,6 +51,7 @@ A message counts as sent when it is on the broker's disk. Messages with the same
 	o.connection.flags(f)
 	f.StringVarP(&o.key, "key", "k", "", "business id of each message, for finding it")
 	f.StringVar(&o.orderKey, "order-key", "", "messages with the same order key stay in order")
+	f.BoolVar(&o.orderKeyMove, "order-key-move", false, "while the broker group of the order key is away send to another one, out of order, instead of waiting")
 	f.StringArrayVarP(&o.headers, "header", "H", nil, "header of each message, NAME=VALUE; may be given several times")
 	f.IntVarP(&o.count, "count", "n", 0, "how many to send: the first lines, or the BODYs again and again (0: all of them, once)")
 	f.StringVarP(&o.file, "file", "f", "", "send the lines of this file (-: of the standard input)")
@@ -67,6 +69,10 @@ type receiptInfo struct {
 	Partition uint16    `json:"partition"`
 	Index     uint64    `json:"index"`
 	StoredAt  time.Time `json:"storedAt"`
+
+	BrokerGroup string `json:"brokerGroup"`
+	Attempts    int    `json:"attempts"`
+	Unknown     int    `json:"unknown"` // attempts that may have left another copy
 }
 
 func runProduce(cmd *cobra.Command, o *produceOptions, topic string, bodies []string) error {
@@ -90,7 +96,11 @@ func runProduce(cmd *cobra.Command, o *produceOptions, topic string, bodies []st
 		return err
 	}
 	defer closeClient(cl)
-	producer, err := cl.Producer(topic, client.Timeout(o.timeout))
+	options := []client.ProducerOption{client.Timeout(o.timeout)}
+	if o.orderKeyMove {
+		options = append(options, client.MoveOrderKeys())
+	}
+	producer, err := cl.Producer(topic, options...)
 	if err != nil {
 		return usageError(err)
 	}
@@ -189,7 +199,7 @@ func listReceipts(receipts []client.Receipt) listing {
 	l := listing{header: []string{"id", "topic", "partition", "index", "stored at"}, empty: "nothing sent"}
 	data := []receiptInfo{}
 	for _, r := range receipts {
-		data = append(data, receiptInfo{r.MessageID, r.Topic, r.Partition, r.Index, r.StoredAt})
+		data = append(data, receiptInfo{r.MessageID, r.Topic, r.Partition, r.Index, r.StoredAt, r.BrokerGroup, r.Attempts, r.Unknown})
 		l.rows = append(l.rows, []any{r.MessageID, r.Topic, r.Partition, r.Index, r.StoredAt.Format(time.RFC3339Nano)})
 	}
 	l.data = data

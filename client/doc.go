@@ -55,14 +55,32 @@
 // # Many broker groups
 //
 // A topic may lie on several broker groups. Its partitions are those of all of them: a message without order key goes to the next
-// one in turn, and to another broker group when one fails or cannot be reached; one with an order key to its place in the list of
-// all partitions (KeyPartition), where it waits for a broker that is away. A consumer receives from all; its concurrency is
+// one in turn, as many to each broker group as the registry's weights say, to those of the own data center first (WithNear), and to
+// another broker group when one fails, refuses or does not answer; one with an order key to its place in the list of
+// all partitions (KeyPartition), where it waits for a broker group that is away, or from where it moves (MoveOrderKeys). A consumer receives from all; its concurrency is
 // shared between them by turns. A broker group that is added to a topic is used within two seconds, and a group that exists
 // begins there with the first message. What is administered is asked of all, and put together.
 //
 // Routes and settings (timeout, concurrency, batch, pauses) are told by the registry as they change, and override options while
 // they are there. Any node will do for Dial. When registry nodes die, others are asked, then brokers; when nobody answers, what is
 // known stays, and WithRouteCache keeps it on disk for the next start. A broker without a registry has one broker group, and everything is as its options say.
+//
+// # When brokers fail
+//
+// A send has one Timeout for all of its tries, each of which takes at most a third of it. A try that fails, or has no answer in its time, is followed by one
+// at another broker group, where no try was yet; Retries bounds how many. The answer of a try that was given up still counts while the
+// send has no outcome. A batch that comes to a broker group again has the number that it had there, by which the broker knows what it has
+// stored. Broker groups that fail again and again, or are silent, get no sends but a trial now and then: they are used again within
+// seconds of their return, at once when a connection or the registry tells of it. So with several broker groups the death of a master is a
+// few sends with two attempts, and one that hangs costs each send under way a third of its Timeout, and later ones nothing.
+//
+// Messages are sent to masters only. When a broker group has another master, what is under way at the old one is waited for, and
+// everything else goes to the new one, as soon as the old one or the registry names it; a topic with no other broker group waits for that,
+// within Timeout.
+//
+// While a master is away its messages are read from a slave, which serves after two seconds, and from the master again as soon as that
+// answers. Acks go to the broker that gave the lease, or to the master once it has the slave's leases. A lease of the dead master is
+// not waited for once the slave serves: its ack is an error (ErrLeaseUnknown, ErrLeaseExpired), and its messages come again.
 //
 // # Identity
 //
