@@ -31,7 +31,9 @@ type Known struct {
 	Others    []string  // names of the other brokers of the broker group
 	Row       *term.Row // nil: the registry cannot be reached, or its metadata is of a generation in which nothing is answered yet
 	Met       []Met     // of the others: who has answered
-	off       rule
+	// Told is the highest committed position that the registry was told of by a master of Row's term; 0: not known.
+	Told journal.Position
+	off  rule
 }
 
 // Act is what a broker does.
@@ -181,6 +183,9 @@ func (k Known) behind() (why string, isNew bool) {
 		return "it was named before it lost what was not on its disk, and has not opened since", false
 	}
 	if !k.off.off(ruleStoreIDs) {
+		if k.Row != nil && k.Told > k.History.End && !k.off.off(ruleOldImage) {
+			return fmt.Sprintf("its journal ends at %d, and the registry knows %d to be committed: it is an older image", k.History.End, k.Told), false
+		}
 		for _, m := range k.Met {
 			if m.Committed > k.History.End {
 				return fmt.Sprintf("its journal ends at %d, and broker %s knows %d to be committed", k.History.End, m.Broker, m.Committed), false

@@ -472,6 +472,9 @@ func (l *Leader) Asked(a term.Ask, row term.Row, changed bool, err error) (stepD
 		// Every ask that compared with an older row is void now, those of a former life among them.
 		l.former = nil
 	}
+	if l.off.off(ruleUnanswered) {
+		l.unknown = nil
+	}
 	return l.HeardRow(row)
 }
 

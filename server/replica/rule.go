@@ -9,7 +9,6 @@ const (
 	ruleSetAcks
 	ruleUnionSet
 	ruleUnanswered
-	ruleJoinMasterFirst
 	ruleJoinAtCommitted
 	ruleJoinBeyondEpoch
 	rulePersistSet

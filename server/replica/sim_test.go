@@ -83,8 +83,6 @@ func (e *events) Pop() any {
 	return x
 }
 
-var simTiming = Timing{JoinAfter: time.Second}.withDefaults()
-
 type world struct {
 	rand    *rand.Rand // nil: everything takes a millisecond
 	now     time.Time
@@ -100,7 +98,12 @@ type world struct {
 	ghost   ghost
 	log     []string // nil: not kept
 	keep    bool
-	calm    bool // nothing takes long any more
+	calm    bool          // nothing takes long any more
+	slow    int           // so many of a thousand messages take up to 3 s
+	silence time.Duration // a master that is not heard for so long is away
+	timing  Timing
+	images  []simImage
+	imaged  bool // one came back
 }
 
 // rowRule are rules that the registry keeps by term's functions; the world switches them off by what it gives to these.
@@ -121,7 +124,7 @@ const (
 )
 
 func newWorld(r *rand.Rand, names []string, auto bool) *world {
-	w := &world{rand: r, now: time.Unix(1000, 0), auto: auto, blocked: map[[2]string]bool{}}
+	w := &world{rand: r, now: time.Unix(1000, 0), auto: auto, blocked: map[[2]string]bool{}, silence: 3 * time.Second, timing: Timing{JoinAfter: time.Second}.withDefaults()}
 	w.ghost = newGhost()
 	w.reg = simRegistry{w: w, up: true, generation: 1, reports: map[string]simReport{}}
 	for _, name := range names {
@@ -158,7 +161,7 @@ func (w *world) delay() time.Duration {
 		return time.Millisecond
 	case w.calm:
 		return time.Duration(200+w.rand.IntN(5000)) * time.Microsecond
-	case w.rand.IntN(300) == 0:
+	case w.rand.IntN(1000) < w.slow:
 		return time.Duration(w.rand.IntN(3000)) * time.Millisecond
 	case w.rand.IntN(30) == 0:
 		return time.Duration(w.rand.IntN(200)) * time.Millisecond
@@ -262,6 +265,7 @@ type simNode struct {
 	heard    time.Time              // slave: a push
 	row      *term.Row
 	rowAt    time.Time
+	told     journal.Position
 	met      map[string]Met
 	metAt    map[string]time.Time
 	pending  []record // of a master: without an answer
@@ -355,7 +359,7 @@ func (n *simNode) stop() {
 	n.up, n.paused, n.frozen = false, false, nil
 	n.life++
 	n.step("down", "")
-	n.row, n.refused = nil, false
+	n.row, n.told, n.refused = nil, 0, false
 }
 
 // step begins a role without sessions.
@@ -434,7 +438,8 @@ func (n *simNode) poll() {
 	life := n.life
 	n.w.send(n.name, "", func() {
 		if row, ok := n.w.reg.answer(); ok {
-			n.w.send("", n.name, func() { n.hearRow(row) })
+			told := journal.Position(n.w.reg.told(row.Term))
+			n.w.send("", n.name, func() { n.told = told; n.hearRow(row) })
 		}
 	})
 	for _, o := range n.w.nodes {
@@ -493,7 +498,7 @@ func (n *simNode) ended() {
 func (n *simNode) known() Known {
 	k := Known{Self: n.self(), State: n.disk.state, Fresh: len(n.disk.records) == 0, History: n.disk.history(), Committed: n.committed(), Auto: n.w.auto, off: n.w.off}
 	if n.row != nil && n.w.now.Sub(n.rowAt) < time.Second {
-		k.Row = n.row
+		k.Row, k.Told = n.row, n.told
 	}
 	for _, o := range n.w.nodes {
 		if o == n {
@@ -558,7 +563,7 @@ func (n *simNode) lead(d Decision, k Known) {
 			row = nil
 		}
 		n.leader = NewLeader(LeaderOptions{
-			Self: n.self(), Epoch: d.Epoch, Begins: n.disk.end(), Committed: committed, Auto: n.w.auto, Set: d.Set, Row: row, Timing: simTiming, Now: n.w.now,
+			Self: n.self(), Epoch: d.Epoch, Begins: n.disk.end(), Committed: committed, Auto: n.w.auto, Set: d.Set, Row: row, Timing: n.w.timing, Now: n.w.now,
 		})
 		n.leader.off = n.w.off
 		n.first = len(n.disk.records)
@@ -781,7 +786,7 @@ func (n *simNode) pushTo(id uint64, s *simSession) {
 	if _, begun, ok := n.leader.Session(id); !ok || !begun {
 		return
 	}
-	idle := n.w.now.Sub(s.at) >= simTiming.KeepAlive
+	idle := n.w.now.Sub(s.at) >= n.w.timing.KeepAlive
 	if s.out >= 4 && !idle || s.sent == n.disk.end() && !idle {
 		return
 	}
@@ -813,7 +818,7 @@ func (n *simNode) pushed(c *conn, session uint64, epoch journal.Epoch, from jour
 
 // tick is the master's clock, and the slave's.
 func (n *simNode) tick() {
-	if n.follower != nil && n.conn != nil && n.w.now.Sub(n.heard) > simTiming.AwayAfter {
+	if n.follower != nil && n.conn != nil && n.w.now.Sub(n.heard) > n.w.timing.AwayAfter {
 		n.follower.Ended()
 		n.close(n.conn)
 		n.conn = nil

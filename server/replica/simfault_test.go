@@ -76,12 +76,20 @@ func (n *simNode) swap(reboot bool) {
 	}
 }
 
-// restore brings an older image of the disk back.
+// simImage is a copy of a broker's disk, taken while it runs.
+type simImage struct {
+	of   *simNode
+	disk simDisk
+}
+
+// restore brings an older image of the disk back; the machine restarts.
 func (n *simNode) restore(image simDisk) {
 	n.w.logf("an older image of the disk of %s comes back: %d of %d records", n.name, len(image.records), len(n.disk.records))
 	n.stop()
 	n.machine++
-	n.w.destroyed(n, &image)
+	// Neither is always found out: where nobody can be asked, the master serves without what its image lacks, and its slaves refuse to follow it.
+	n.w.accident(func(id, at int) bool { return n.disk.at(at, id) && !image.at(at, id) })
+	n.w.imaged = true
 	n.disk = image.clone()
 	n.disk.synced = len(n.disk.records)
 	n.served = 0
@@ -143,6 +151,11 @@ func (w *world) lives(within time.Duration) bool {
 				}
 			}
 			w.run(500 * time.Millisecond)
+			for _, n := range w.nodes {
+				if w.imaged && n.refused && n.w.now.Sub(until) > -within/2 {
+					w.reg.force(n, false) // it has what the master's older image lacks, and an operator says so
+				}
+			}
 			ok = slices.ContainsFunc(w.ghost.ok, func(id int) bool { return slices.Contains(ids, id) })
 		}
 		if !ok {
@@ -152,90 +165,90 @@ func (w *world) lives(within time.Duration) bool {
 	return true
 }
 
-// happen does one thing at random.
-func (w *world) happen(used map[string]int) {
-	n := w.nodes[w.rand.IntN(len(w.nodes))]
-	o := w.nodes[w.rand.IntN(len(w.nodes))]
-	once := func(what string, most int) bool {
-		used[what]++
-		return used[what] <= most
-	}
-	switch w.rand.IntN(40) {
-	case 0, 1:
-		n.kill()
-	case 2:
-		n.power(-1)
-	case 3:
-		if w.rand.IntN(3) == 0 {
-			for _, n := range w.nodes {
-				n.power(-1)
-			}
+// things that happen at random, and how often where they happen at all.
+var things = []struct {
+	name   string
+	weight int
+	most   int // in one schedule; 0: any number
+	do     func(w *world, n, o *simNode)
+}{
+	{"send", 12, 0, func(w *world, n, _ *simNode) {
+		for range 1 + w.rand.IntN(3) {
+			n.append(normalMessage)
 		}
-	case 4:
-		if n.paused {
-			n.resume()
-		} else {
-			n.pause()
+	}},
+	{"send replicated", 4, 0, func(w *world, n, _ *simNode) { n.append(replicatedMessage) }},
+	{"start", 4, 0, func(w *world, n, _ *simNode) { n.start() }},
+	{"start all", 1, 0, func(w *world, n, _ *simNode) {
+		for _, n := range w.nodes {
+			n.start()
 		}
-	case 5, 6:
-		ways := [][2]string{{n.name, o.name}, {n.name, ""}, {"", n.name}, {n.name, o.name}}
+	}},
+	{"time", 2, 0, func(w *world, n, _ *simNode) { w.run(time.Duration(w.rand.IntN(5000)) * time.Millisecond) }},
+	{"kill", 2, 0, func(w *world, n, _ *simNode) { n.kill() }},
+	{"power", 1, 0, func(w *world, n, _ *simNode) { n.power(-1) }},
+	{"power of all", 1, 2, func(w *world, n, _ *simNode) {
+		for _, n := range w.nodes {
+			n.power(-1)
+		}
+	}},
+	{"pause", 1, 0, func(w *world, n, _ *simNode) { n.pause() }},
+	{"resume", 2, 0, func(w *world, n, _ *simNode) { n.resume() }},
+	{"partition", 3, 0, func(w *world, n, o *simNode) {
+		ways := [][2]string{{n.name, o.name}, {n.name, ""}, {"", n.name}}
 		way := ways[w.rand.IntN(len(ways))]
 		w.logf("%q does not reach %q", way[0], way[1])
 		w.block(way[0], way[1], true)
 		if w.rand.IntN(2) == 0 {
 			w.block(way[1], way[0], true)
 		}
-	case 7, 8:
-		clear(w.blocked)
-		w.logf("all ways are free")
-	case 9:
-		if once("fsync", 2) {
-			n.failSync()
+	}},
+	{"reconnect", 3, 0, func(w *world, n, _ *simNode) { clear(w.blocked); w.logf("all ways are free") }},
+	{"failed sync", 1, 2, func(w *world, n, _ *simNode) { n.failSync() }},
+	{"clean stop", 1, 3, func(w *world, n, _ *simNode) { n.cleanStop() }},
+	{"swapped disk", 1, 1, func(w *world, n, _ *simNode) { n.swap(w.rand.IntN(2) == 0) }},
+	{"image", 2, 3, func(w *world, n, _ *simNode) { w.images = append(w.images, simImage{n, n.disk.clone()}) }},
+	{"old image", 1, 1, func(w *world, n, _ *simNode) {
+		if len(w.images) > 0 {
+			i := w.images[w.rand.IntN(len(w.images))]
+			i.of.restore(i.disk)
 		}
-	case 10:
-		if once("clean", 2) {
-			n.cleanStop()
-		}
-	case 11:
-		if w.rand.IntN(3) == 0 && once("swap", 1) {
-			n.swap(w.rand.IntN(2) == 0)
-		}
-	case 12:
+	}},
+	{"registry", 1, 0, func(w *world, n, _ *simNode) {
 		w.reg.up = !w.reg.up
 		w.reg.since = w.now
 		w.logf("the registry is up: %v", w.reg.up)
-	case 13:
+	}},
+	{"restored metadata", 1, 1, func(w *world, n, _ *simNode) {
 		// Never to before the first master was named: an empty broker that comes first then is as good as any.
-		if w.rand.IntN(4) == 0 && len(w.reg.old) > 1 && once("restore", 1) {
+		if len(w.reg.old) > 1 {
 			w.reg.restore(w.reg.old[1+w.rand.IntN(len(w.reg.old)-1)])
 		}
-	case 14:
-		if w.rand.IntN(3) == 0 && once("force", 2) {
-			w.reg.force(n, w.rand.IntN(4) == 0)
-		}
-	case 15, 16, 17, 18:
-		n.start()
-	case 19:
-		for _, n := range w.nodes {
-			n.start()
-		}
-	case 20:
-		w.run(time.Duration(w.rand.IntN(5000)) * time.Millisecond)
-	case 21:
-		w.reg.start()
-	case 22:
-		n.resume()
-	case 23:
-		n.transfer(o.name)
-	default:
-		kind := normalMessage
-		if w.rand.IntN(3) == 0 {
-			kind = replicatedMessage
-		}
-		for range 1 + w.rand.IntN(3) {
-			n.append(kind)
+	}},
+	{"force", 1, 2, func(w *world, n, _ *simNode) { w.reg.force(n, w.rand.IntN(4) == 0) }},
+	{"transfer", 2, 0, func(w *world, n, o *simNode) { n.transfer(o.name) }},
+}
+
+// mix is which things happen in a schedule, by weight: not all in each, so that some get far.
+func (w *world) mix() []int {
+	var mix []int
+	for i, t := range things {
+		if i < 5 || w.rand.IntN(3) == 0 {
+			for range t.weight * (1 + w.rand.IntN(2)) {
+				mix = append(mix, i)
+			}
 		}
 	}
+	return mix
+}
+
+// happen does one thing.
+func (w *world) happen(mix []int, used map[int]int) {
+	i := mix[w.rand.IntN(len(mix))]
+	if used[i]++; things[i].most > 0 && used[i] > things[i].most {
+		return
+	}
+	things[i].do(w, w.nodes[w.rand.IntN(len(w.nodes))], w.nodes[w.rand.IntN(len(w.nodes))])
 }
 
 // transfer hands over to a slave, if it is ready for that now.

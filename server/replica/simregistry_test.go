@@ -19,6 +19,8 @@ type simRegistry struct {
 	reports    map[string]simReport
 	high       uint32    // the row's term when a broker told of a higher one
 	highAt     time.Time // for the first time
+	knownOf    uint32    // term of
+	known      uint64    // the highest committed position that its master told
 }
 
 type simReport struct {
@@ -58,6 +60,14 @@ func (g *simRegistry) highest() uint32 {
 // answer is the row, if anything is answered.
 func (g *simRegistry) answer() (term.Row, bool) { return g.row, !g.row.Unanswerable(g.generation) }
 
+// told is what masters of the term said to be committed.
+func (g *simRegistry) told(t uint32) uint64 {
+	if g.knownOf != t {
+		return 0
+	}
+	return g.known
+}
+
 func (g *simRegistry) compare(a term.Ask) (row term.Row, changed, ok bool) {
 	row, err := g.row.Compare(a, g.highest(), g.generation)
 	switch {
@@ -81,6 +91,9 @@ func (n *simNode) beat() {
 	rep := n.report()
 	n.w.send(n.name, "", func() {
 		g := &n.w.reg
+		if rep.Master && rep.Term == g.row.Term {
+			g.knownOf, g.known = rep.Term, max(g.told(rep.Term), rep.Committed)
+		}
 		g.reports[n.name] = simReport{rep, n.w.now}
 		g.register(rep)
 		if row, ok := g.answer(); ok {
@@ -137,21 +150,20 @@ func (g *simRegistry) tick() {
 	}
 	silent := func(name string) bool {
 		r, ok := g.reports[name]
-		return !ok || g.w.now.Sub(r.at) > 3*time.Second
+		return !ok || g.w.now.Sub(r.at) > g.w.silence
 	}
-	if g.w.auto && g.w.now.Sub(g.since) > 3*time.Second && silent(g.row.Master.Broker) {
+	if g.w.auto && g.w.now.Sub(g.since) > g.w.silence && silent(g.row.Master.Broker) {
 		g.promote(silent)
 	}
 }
 
 func (g *simRegistry) promote(silent func(string) bool) {
 	var alive []term.Report
-	known := uint64(0)
-	row := g.row
+	known, row := g.told(g.row.Term), g.row
+	if g.w.offRow&rowKnown != 0 {
+		known = 0
+	}
 	for _, rep := range g.list() {
-		if rep.Master && rep.Term == row.Term && g.w.offRow&rowKnown == 0 {
-			known = max(known, rep.Committed)
-		}
 		if silent(rep.Broker) {
 			continue
 		}

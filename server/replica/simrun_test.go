@@ -25,14 +25,17 @@ func schedule(seed uint64, off rule, offRow rowRule, keep bool) (bad string, w *
 	names := []string{"A", "B", "C"}[:2+r.IntN(2)]
 	w = newWorld(r, names, r.IntN(3) > 0)
 	w.keep, w.off, w.offRow = keep, off, offRow
+	w.slow = []int{0, 3, 30}[r.IntN(3)]
+	w.silence = []time.Duration{500 * time.Millisecond, 3 * time.Second}[r.IntN(2)]
+	w.timing.JoinAfter = []time.Duration{200 * time.Millisecond, time.Second}[r.IntN(2)]
 	w.run(4 * time.Second)
-	used := map[string]int{}
+	mix, used, pace := w.mix(), map[int]int{}, []int{20, 100, 500}[r.IntN(3)]
 	for range 20 + r.IntN(60) {
 		if w.ghost.bad != "" {
 			return w.ghost.bad, w
 		}
-		w.happen(used)
-		w.run(time.Duration(r.IntN(150)) * time.Millisecond)
+		w.happen(mix, used)
+		w.run(time.Duration(r.IntN(pace)) * time.Millisecond)
 	}
 	w.heal()
 	if !w.lives(90*time.Second) && w.ghost.bad == "" {
