@@ -128,13 +128,16 @@ func Decide(k Known) Decision {
 			return wait("%s, and %v cannot be asked, one of which may have more", behind, away)
 		}
 		if from != nil && from.History.MoreComplete(k.History) {
-			d.Act, d.Why, d.From, d.To = ActCopy, behind, from.Broker, from.History.End
 			cut, ok := Common(k.History, from.History)
-			d.Cut, d.Full = cut, !ok
-			if cut < min(k.Committed, k.History.End) && !from.History.ForcedSince(k.History.Last()) && !k.off.off(ruleNoCutBelowCommit) {
+			lose := cut < min(k.Committed, k.History.End) && !from.History.ForcedSince(k.History.Last()) && !k.off.off(ruleNoCutBelowCommit)
+			switch {
+			case !lose:
+				d.Act, d.Why, d.From, d.Cut, d.To, d.Full = ActCopy, behind, from.Broker, cut, from.History.End, !ok
+				return d
+			case !k.State.Forced:
 				return wait("%s, and broker %s, which has more, is the same only up to %d, below %d, which is committed", behind, from.Broker, cut, k.Committed)
 			}
-			return d
+			// An operator chose between two journals of which each has what is committed and the other lacks.
 		}
 		if isNew && !k.off.off(ruleNewStoreNewTerm) {
 			if k.Row == nil {

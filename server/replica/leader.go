@@ -201,15 +201,15 @@ func (l *Leader) Welcome(now time.Time, h Hello, own History) (Welcome, error) {
 	if h.Session == 0 {
 		// "Only that is trusted": what it acked before counts no more than what it has now.
 		l.lost++
-		s.session, s.begun, s.gone, s.refuse = l.lost, false, false, false
+		s.session, s.begun, s.gone = l.lost, false, false
 		w.Session = s.session
 		if w.Copy {
 			match = 0
 		}
 		s.acked = min(s.acked, match)
 		l.identify(now, s, h.Member)
-		if match < h.Committed && !w.Forced && !w.Copy {
-			s.refuse = true // it will say no more
+		refused := s.refuse
+		if s.refuse = match < h.Committed && !w.Forced && !w.Copy; s.refuse && !refused { // it will say no more, but come again
 			l.event(s.broker, "refused", fmt.Sprintf("it knows %d to be committed, and both are the same up to %d only", h.Committed, match))
 		}
 		return w, nil

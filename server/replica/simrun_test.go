@@ -28,9 +28,13 @@ func schedule(seed uint64, off rule, offRow rowRule, keep bool) (bad string, w *
 	w.slow = []int{0, 3, 30}[r.IntN(3)]
 	w.silence = []time.Duration{500 * time.Millisecond, 3 * time.Second}[r.IntN(2)]
 	w.timing.JoinAfter = []time.Duration{200 * time.Millisecond, time.Second}[r.IntN(2)]
+	steps, pace := 20+r.IntN(60), []int{20, 100, 500}[r.IntN(3)]
+	if r.IntN(4) == 0 { // many masters one after the other
+		w.silence, w.slow, w.timing.JoinAfter, pace, steps = 500*time.Millisecond, 30, 100*time.Millisecond, 300, 120
+	}
 	w.run(4 * time.Second)
-	mix, used, pace := w.mix(), map[int]int{}, []int{20, 100, 500}[r.IntN(3)]
-	for range 20 + r.IntN(60) {
+	mix, used := w.mix(), map[int]int{}
+	for range steps {
 		if w.ghost.bad != "" {
 			return w.ghost.bad, w
 		}
