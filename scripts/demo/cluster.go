@@ -22,6 +22,8 @@ const (
 	// A limit must be in force so soon after the command that sets it has begun.
 	limitWithin = 2 * time.Second
 	limitWindow = 500 * time.Millisecond // over which the rate is measured
+	// How long a master stays away, so that its slave takes over reading, within so long.
+	masterAway = 6 * time.Second
 )
 
 // cluster is what the orders go through with -with-cluster. disturb and stop belong to the goroutine of disturb, and then to that of play.
@@ -41,11 +43,11 @@ func newCluster(o options) (*cluster, error) {
 		segment, c.takes = 4<<20, 25*time.Second
 	}
 	var err error
-	c.Cluster, err = localcluster.Open(localcluster.Options{Dir: filepath.Join(o.dir, "cluster"), Binary: o.binary, Brokers: clusterBrokers, Segment: segment, Attached: true})
+	c.Cluster, err = localcluster.Open(localcluster.Options{Dir: filepath.Join(o.dir, "cluster"), Binary: o.binary, Brokers: clusterBrokers, Slaves: 1, Segment: segment, Attached: true})
 	if err != nil {
 		return nil, err
 	}
-	c.groups = brokerGroups(c.Cluster)
+	c.groups = c.Groups()
 	return c, nil
 }
 
@@ -121,7 +123,11 @@ func (c *cluster) pace(ctx context.Context, begun time.Time, i, n int) bool {
 
 // disturb kills and brings back, at shares of the orders that are acknowledged: each next one shows that messages went on.
 func (c *cluster) disturb(ctx context.Context, r *run) error {
-	registries, broker := c.Of("registry"), c.Of("broker")[1]
+	registries, brokers := c.Of("registry"), c.Of("broker")
+	broker := brokers[1]
+	// The first masters come first, in the order of their broker groups; then the slaves.
+	master, whole := brokers[0], []*localcluster.Node{brokers[2], brokers[2+clusterBrokers]}
+	slave := brokers[1+clusterBrokers]
 	type step struct {
 		at   float64
 		what string
@@ -147,7 +153,10 @@ func (c *cluster) disturb(ctx context.Context, r *run) error {
 			return errors.Join(errs...)
 		}},
 		{0.60, "a limit is set by jmq apply -f", func() error { return c.setLimit(ctx, r) }},
-		{0.75, "broker " + broker.Name + " is killed and started again", func() error { return c.restart(ctx, r, broker) }},
+		{0.68, "slave " + slave.Name + " is killed", func() error { slave.Kill(); return nil }},
+		{0.72, "slave " + slave.Name + " is started again", func() error { return slave.Start(ctx) }},
+		{0.76, "master " + master.Name + " is killed", func() error { return c.restartLater(ctx, r, master) }},
+		{0.88, "broker group " + whole[0].Group + " is killed, master and slave, and started again", func() error { return c.restart(ctx, r, whole...) }},
 	}...)
 	for _, s := range steps {
 		if !r.await(ctx, s.at) {
@@ -161,11 +170,32 @@ func (c *cluster) disturb(ctx context.Context, r *run) error {
 	return nil
 }
 
-func (c *cluster) restart(ctx context.Context, r *run, n *localcluster.Node) error {
+// restartLater kills a master, and starts it again after a while in which its slave gives out what is there.
+func (c *cluster) restartLater(ctx context.Context, r *run, n *localcluster.Node) error {
 	e := check.Event{Op: check.OpRestart, Call: now()}
 	n.Kill()
-	if err := n.Start(ctx); err != nil {
-		return err
+	select {
+	case <-time.After(masterAway):
+	case <-ctx.Done():
+		return nil
+	}
+	return c.again(ctx, r, e, n)
+}
+
+// restart kills nodes, all before the first is started again.
+func (c *cluster) restart(ctx context.Context, r *run, nodes ...*localcluster.Node) error {
+	e := check.Event{Op: check.OpRestart, Call: now()}
+	for _, n := range nodes {
+		n.Kill()
+	}
+	return c.again(ctx, r, e, nodes...)
+}
+
+func (c *cluster) again(ctx context.Context, r *run, e check.Event, nodes ...*localcluster.Node) error {
+	for _, n := range nodes {
+		if err := n.Start(ctx); err != nil {
+			return err
+		}
 	}
 	e.Return = now()
 	r.restarts.Add(1)

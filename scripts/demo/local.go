@@ -29,11 +29,12 @@ Authentication is on; you are the user admin:
 
   export JMQ_CONTEXTS=%s
   ./jmq registry status
+  ./jmq broker-group status
   ./jmq topic create orders --broker-groups %s
   ./jmq produce orders 'hello'
 
 The admin ports have /metrics, /healthz and /readyz. scripts/cluster down ends it; the data stays.
-`, c.ContextsFile(), strings.Join(brokerGroups(c), ","))
+`, c.ContextsFile(), strings.Join(c.Groups(), ","))
 		return nil
 	case "down":
 		if err := c.Down(); err != nil {
@@ -53,12 +54,4 @@ func status(ctx context.Context, c *localcluster.Cluster) {
 	for _, n := range c.Nodes {
 		fmt.Printf("%-9s %-10s wire %s  admin %s  pid %d  %s\n", n.Name, n.Role, n.Wire, n.Admin, n.PID(), n.Health(ctx))
 	}
-}
-
-func brokerGroups(c *localcluster.Cluster) []string {
-	var names []string
-	for _, n := range c.Of("broker") {
-		names = append(names, n.Name) // each is of a broker group of its name
-	}
-	return names
 }

@@ -11,10 +11,11 @@
 // With -retain the broker has small segments and a limit for its folder that is a fraction of what is sent: the same must
 // hold, and the folder, which is measured all the time, may never be larger than the limit.
 //
-// With -with-cluster the orders go through a cluster of its own: three broker groups, three registry nodes on MariaDB, with
-// authentication and rights. On the way the database is killed, then every registry node, one after the other; with none of them
-// left a broker is killed and started again; the registry is brought back, and a limit is set by jmq apply -f, which must be in force
-// within 2 s. Messages must go on through all of it, and the same must hold at the end.
+// With -with-cluster the orders go through a cluster of its own: three broker groups of a master and a slave, three registry nodes
+// on MariaDB, with authentication and rights. On the way the database is killed, then every registry node, one after the other; with none of
+// them left a master is killed and started again; the registry is brought back, and a limit is set by jmq apply -f, which must be in force
+// within 2 s; then a slave, a master for some seconds, in which its slave gives out what is there, and a whole broker group are killed and
+// started again. Messages must go on through all of it, and the same must hold at the end.
 //
 //	go run ./scripts/demo -run ./jmq
 //
@@ -64,10 +65,11 @@ func main() {
 	flag.IntVar(&o.kills, "kills", 3, "how often the broker is killed")
 	flag.BoolVar(&limited, "retain", false, "with small segments and a limit for the folder, which is measured all the time")
 	flag.StringVar(&run, "run", "", "start this jmq binary as jmq dev, send and consume a sample, and stay up")
-	flag.BoolVar(&withCluster, "with-cluster", false, "through a cluster of 3 registry nodes and 3 broker groups, whose database and registry nodes are killed too")
+	flag.BoolVar(&withCluster, "with-cluster", false, "through a cluster of 3 registry nodes and 3 broker groups of master and slave, whose database, registry nodes and brokers are killed")
 	flag.StringVar(&cluster, "cluster", "", "up, down or status: what scripts/cluster does with the cluster in -dir")
 	flag.IntVar(&size.Registries, "registries", 3, "registry nodes of a new cluster")
 	flag.IntVar(&size.Brokers, "brokers", 3, "broker groups of a new cluster")
+	flag.IntVar(&size.Slaves, "slaves", 1, "slaves of each broker group of a new cluster")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // the second Ctrl-C ends the process at once

@@ -1,12 +1,12 @@
-// Package localcluster runs a whole cluster on this machine's loopback: registry nodes over one MariaDB, and brokers, each of a
-// broker group of its own, with authentication. Everything is in one folder:
+// Package localcluster runs a whole cluster on this machine's loopback: registry nodes over one MariaDB, and broker groups of a
+// master and slaves, with authentication. Everything is in one folder:
 //
 //	cluster.json            ports and names, chosen once and kept
 //	admin.credential        of the user admin, mode 0600
 //	node.credential         by which the nodes know each other
 //	contexts.yaml           for the commands: JMQ_CONTEXTS=FOLDER/contexts.yaml
 //	db/                     MariaDB: data, log, pid
-//	r1/ r2/ .. b1/ b2/ ..   a node each: jmq.yaml, data, log, pid
+//	r1/ r2/ .. b1/ b1-s1/   a node each: jmq.yaml, data, log, pid. Broker b1 is the first master of broker group b1, b1-s1 a slave
 //
 // Processes go on when the program that started them ends, unless Attached; their pids say which are ours.
 package localcluster
@@ -46,7 +46,8 @@ type Options struct {
 	Dir        string
 	Binary     string // jmq
 	Registries int    // nodes; 0: 3
-	Brokers    int    // each of a broker group of its own; 0: 3
+	Brokers    int    // broker groups; 0: 3
+	Slaves     int    // of each broker group
 	// Segment is the size of the brokers' journal segments; 0: 64 MiB.
 	Segment int64
 	// Attached: all of it ends with this process, and the database can be killed and started by Database.
@@ -55,7 +56,7 @@ type Options struct {
 
 // Cluster is for use by one goroutine.
 type Cluster struct {
-	Nodes []*Node // registries, then brokers
+	Nodes []*Node // registries, then brokers, the first masters before the slaves
 
 	o        Options
 	state    state
@@ -71,6 +72,8 @@ type state struct {
 type nodeState struct {
 	Name  string `json:"name"`
 	Role  string `json:"role"`
+	Group string `json:"brokerGroup,omitempty"` // of a broker
+	Slave bool   `json:"slave,omitempty"`       // never named master by itself
 	Wire  string `json:"wire"`
 	Admin string `json:"admin"`
 }
@@ -125,17 +128,24 @@ func (c *Cluster) path(name string) string { return filepath.Join(c.o.Dir, name)
 
 // begin chooses names and ports.
 func (c *Cluster) begin() error {
-	ports, err := freePorts(1 + 2*(c.o.Registries+c.o.Brokers))
+	ports, err := freePorts(1 + 2*(c.o.Registries+c.o.Brokers*(1+c.o.Slaves)))
 	if err != nil {
 		return err
 	}
 	next := func() string { p := ports[0]; ports = ports[1:]; return "127.0.0.1:" + strconv.Itoa(p) }
 	c.state.DatabasePort, ports = ports[0], ports[1:]
 	for i := range c.o.Registries {
-		c.state.Nodes = append(c.state.Nodes, nodeState{"r" + strconv.Itoa(i+1), "registry", next(), next()})
+		c.state.Nodes = append(c.state.Nodes, nodeState{Name: "r" + strconv.Itoa(i+1), Role: "registry", Wire: next(), Admin: next()})
 	}
-	for i := range c.o.Brokers {
-		c.state.Nodes = append(c.state.Nodes, nodeState{"b" + strconv.Itoa(i+1), "broker", next(), next()})
+	for n := range 1 + c.o.Slaves {
+		for i := range c.o.Brokers {
+			group := "b" + strconv.Itoa(i+1)
+			b := nodeState{Name: group, Role: "broker", Group: group, Wire: next(), Admin: next()}
+			if n > 0 {
+				b.Name, b.Slave = group+"-s"+strconv.Itoa(n), true
+			}
+			c.state.Nodes = append(c.state.Nodes, b)
+		}
 	}
 	if err := os.MkdirAll(c.o.Dir, 0o700); err != nil {
 		return err
@@ -184,6 +194,17 @@ func (c *Cluster) Of(role string) []*Node {
 		}
 	}
 	return nodes
+}
+
+// Groups are the names of the broker groups.
+func (c *Cluster) Groups() []string {
+	var all []string
+	for _, n := range c.Of("broker") {
+		if !n.Slave {
+			all = append(all, n.Group)
+		}
+	}
+	return all
 }
 
 // AdminFile and ContextsFile are what a person uses it by.
@@ -290,7 +311,10 @@ func (c *Cluster) configure(ctx context.Context) error {
 			node["registry"] = map[string]any{"credentialFile": credential} // by which it asks brokers
 		} else {
 			node["registry"] = map[string]any{"addresses": c.Addresses("registry"), "credentialFile": credential}
-			broker["brokerGroup"] = n.Name
+			broker["brokerGroup"] = n.Group
+			if n.Slave {
+				broker["slave"] = true
+			}
 			broker["journal"] = map[string]any{"segmentBytesMax": c.o.Segment}
 		}
 		b, err := yaml.Marshal(file)

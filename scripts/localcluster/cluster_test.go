@@ -41,12 +41,12 @@ func TestPID(t *testing.T) {
 // Names and ports are chosen once: a cluster that is opened again is the same, whatever it is asked for.
 func TestOpen(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "cluster")
-	c, err := Open(Options{Dir: dir, Binary: "jmq", Registries: 2, Brokers: 1})
+	c, err := Open(Options{Dir: dir, Binary: "jmq", Registries: 2, Brokers: 1, Slaves: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	again, err := Open(Options{Dir: dir, Binary: "jmq", Brokers: 5})
-	if err != nil || !reflect.DeepEqual(again.state, c.state) || len(again.Of("registry")) != 2 || len(again.Addresses("")) != 3 {
+	if err != nil || !reflect.DeepEqual(again.state, c.state) || len(again.Of("registry")) != 2 || len(again.Addresses("")) != 4 || len(again.Groups()) != 1 {
 		t.Errorf("again: %+v, %v; was %+v", again, err, c)
 	}
 	seen := map[string]bool{}
