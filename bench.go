@@ -26,6 +26,7 @@ type benchOptions struct {
 	parallel               bool // consume: several consumers at a time in one partition
 	consumers              int  // of e2e, consume, and limit with consume
 	consume                bool // limit: a consumer follows the journal
+	slave                  bool // with a slave that has what is answered
 	partitions             int
 	warmUp, duration       time.Duration
 	data                   string // folder for the run, removed afterwards
@@ -201,6 +202,7 @@ and removed afterwards, and its CPU and memory are measured too.`,
 	flagsOf("consume").BoolVar(&o.parallel, "parallel", false, "several consumers at a time in one partition")
 	limit, _, _ := bench.Find([]string{"limit"})
 	limit.Flags().BoolVar(&o.consume, "consume", false, "with a consumer that follows and acks")
+	limit.Flags().BoolVar(&o.slave, "slave", false, "with a second server that is pushed what is written, in parallel to write and sync, and writes it without a sync before it is answered")
 	bench.AddCommand(benchServeLimitCommand(), benchServeBrokerCommand())
 	return bench
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
@@ -23,27 +24,30 @@ import (
 // The limit program is the ceiling of a machine for a broker that syncs before it answers: frames over TCP on
 // loopback, one journal, group commit, answers written by the committer. No names, checks, index, leases or offsets.
 //
-// It has four commands, without a hello:
+// It has five commands, without a hello:
 //
 //	append  payload -> answered when synced
 //	pull    position u64 -> next position u64, count u64, the messages from there (waits for one)
 //	ack     payload -> answered when synced
 //	stats   -> syncs u64
+//	push    position u64, records -> written: with --slave, from the server to a second one, beside its own write and sync
 const (
 	limitAppend wire.Command = 1
 	limitPull   wire.Command = 2
 	limitStats  wire.Command = 3
 	limitAck    wire.Command = 4
+	limitPush   wire.Command = 5
 
 	// limitPullMessages is how many messages a pull answers at most.
 	limitPullMessages = 100
 )
 
 func benchServeLimitCommand() *cobra.Command {
-	var data string
+	var data, slave string
+	var follow bool
 	cmd := &cobra.Command{
 		Use: "serve-limit", Hidden: true, Args: cobra.NoArgs,
-		Short: "The server of jmq bench limit",
+		Short: "The servers of jmq bench limit",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
@@ -51,7 +55,11 @@ func benchServeLimitCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			s, err := newLimitServer(data)
+			if follow {
+				fmt.Fprintf(cmd.OutOrStdout(), "listening %s\n", ln.Addr())
+				return serveLimitSlave(ctx, ln, data)
+			}
+			s, err := newLimitServer(data, slave)
 			if err != nil {
 				return err
 			}
@@ -60,11 +68,14 @@ func benchServeLimitCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&data, "folder", "", "folder of the journal")
+	cmd.Flags().StringVar(&slave, "slave", "", "address of the slave")
+	cmd.Flags().BoolVar(&follow, "follow", false, "be the slave")
 	return cmd
 }
 
 type limitServer struct {
 	journal *journal.Journal
+	slave   *limitSlave // nil: there is none
 
 	mu    sync.Mutex
 	conns []*wire.Conn
@@ -77,13 +88,23 @@ type limitPullCall struct {
 	from    journal.Position
 }
 
-func newLimitServer(data string) (*limitServer, error) {
+func newLimitServer(data, slave string) (*limitServer, error) {
 	s := &limitServer{}
-	j, err := journal.Open(journal.Options{FS: vfs.Default, Dir: data, AfterCommit: s.committed})
+	o := journal.Options{FS: vfs.Default, Dir: data, AfterCommit: s.committed}
+	o.Follow = slave != ""
+	j, err := journal.Open(o)
 	if err != nil {
 		return nil, err
 	}
 	s.journal = j
+	if slave != "" {
+		if s.slave, err = dialLimitSlave(slave); err == nil {
+			err = j.Lead(journal.MakeEpoch(1, 1), false, s.slave)
+		}
+		if err != nil {
+			return nil, errors.Join(err, j.Close())
+		}
+	}
 	return s, nil
 }
 
@@ -111,7 +132,11 @@ func (s *limitServer) serve(ctx context.Context, ln net.Listener) error {
 		wg.Go(func() { _ = c.Serve() }) // a connection that ends is the client's business
 	}
 	wg.Wait()
-	return s.journal.Close()
+	err := s.journal.Close()
+	if s.slave != nil {
+		s.slave.close()
+	}
+	return err
 }
 
 // limitCall is one append on its way.
@@ -225,7 +250,17 @@ func (s *limitServer) committed() {
 }
 
 func benchLimit(ctx context.Context, o benchOptions) (benchResult, error) {
-	server, err := startProcess(ctx, "bench", "serve-limit", "--folder", o.data)
+	args := []string{"bench", "serve-limit", "--folder", filepath.Join(o.data, "master")}
+	var slave *process
+	var err error
+	if o.slave {
+		if slave, err = startProcess(ctx, "bench", "serve-limit", "--folder", filepath.Join(o.data, "slave"), "--follow"); err != nil {
+			return benchResult{}, err
+		}
+		defer slave.kill()
+		args = append(args, "--slave", slave.address)
+	}
+	server, err := startProcess(ctx, args...)
 	if err != nil {
 		return benchResult{}, err
 	}
@@ -260,7 +295,15 @@ func benchLimit(ctx context.Context, o benchOptions) (benchResult, error) {
 		return benchResult{}, err
 	}
 	closeConns()
-	return o.result("limit", r, use), server.stop()
+	name := "limit"
+	if o.slave {
+		name = "limit+slave"
+	}
+	err = server.stop()
+	if slave != nil {
+		err = errors.Join(err, slave.stop())
+	}
+	return o.result(name, r, use), err
 }
 
 func dialLimit(address string, n int) (conns []*wire.Conn, closeAll func(), err error) {
