@@ -202,6 +202,9 @@ and removed afterwards, and its CPU and memory are measured too.`,
 	flagsOf("consume").BoolVar(&o.parallel, "parallel", false, "several consumers at a time in one partition")
 	limit, _, _ := bench.Find([]string{"limit"})
 	limit.Flags().BoolVar(&o.consume, "consume", false, "with a consumer that follows and acks")
+	for _, name := range []string{"produce", "consume", "e2e"} {
+		flagsOf(name).BoolVar(&o.slave, "slave", false, "with a slave that is in sync: every answer is on two machines")
+	}
 	limit.Flags().BoolVar(&o.slave, "slave", false, "with a second server that is pushed what is written, in parallel to write and sync, and writes it without a sync before it is answered")
 	bench.AddCommand(benchServeLimitCommand(), benchServeBrokerCommand())
 	return bench

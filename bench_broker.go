@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,9 +24,11 @@ import (
 
 const benchTopic, benchGroup = "bench", "bench"
 
-// benchServeBrokerCommand runs a broker with all defaults on free ports.
+// benchServeBrokerCommand runs a broker with all defaults on free ports: alone, with a registry in its process, or as the slave of such
+// a one.
 func benchServeBrokerCommand() *cobra.Command {
-	var data string
+	var data, slaveOf string
+	var registry bool
 	cmd := &cobra.Command{
 		Use: "serve-broker", Hidden: true, Args: cobra.NoArgs,
 		Short: "The server of jmq bench produce, consume and e2e",
@@ -35,6 +38,12 @@ func benchServeBrokerCommand() *cobra.Command {
 			c := server.DefaultConfig()
 			c.Broker.Data = data
 			c.Node.Wire.Listen, c.Node.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+			if registry {
+				c.Roles = []server.Role{server.RoleRegistry, server.RoleBroker}
+			}
+			if slaveOf != "" {
+				c.Node.Name, c.Node.Registry.Addresses, c.Broker.Slave = "slave", []string{slaveOf}, true
+			}
 			s, err := server.New(c)
 			if err != nil {
 				return err
@@ -54,6 +63,8 @@ func benchServeBrokerCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&data, "folder", "", "data folder")
+	cmd.Flags().BoolVar(&registry, "registry", false, "with a registry")
+	cmd.Flags().StringVar(&slaveOf, "slave-of", "", "address of a broker with a registry")
 	return cmd
 }
 
@@ -61,14 +72,22 @@ func benchServeBrokerCommand() *cobra.Command {
 type brokerUnderTest struct {
 	address string
 	process *process // nil: runs already
+	slave   *process // nil: there is none
 	meter   meter
 }
+
+// inSyncWithin is how long a new slave may take until it is in sync.
+const inSyncWithin = 30 * time.Second
 
 func startBroker(ctx context.Context, o benchOptions) (*brokerUnderTest, error) {
 	if o.address != "" {
 		return &brokerUnderTest{address: o.address, meter: meter{pid: o.pid, syncs: func() (int64, error) { return 0, nil }}}, nil
 	}
-	p, err := startProcess(ctx, "bench", "serve-broker", "--folder", o.data)
+	args := []string{"bench", "serve-broker", "--folder", filepath.Join(o.data, "master")}
+	if o.slave {
+		args = append(args, "--registry")
+	}
+	p, err := startProcess(ctx, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -77,22 +96,53 @@ func startBroker(ctx context.Context, o benchOptions) (*brokerUnderTest, error) 
 		p.kill()
 		return nil, fmt.Errorf("the broker under measurement said %q instead of two addresses", p.address)
 	}
-	return &brokerUnderTest{address: wire, process: p, meter: meter{
+	b := &brokerUnderTest{address: wire, process: p, meter: meter{
 		pid:   p.cmd.Process.Pid,
 		syncs: func() (int64, error) { return scrape(ctx, admin, "jmq_fsync_duration_seconds_count") },
-	}}, nil
+	}}
+	if o.slave {
+		if b.slave, err = startProcess(ctx, "bench", "serve-broker", "--folder", filepath.Join(o.data, "slave"), "--slave-of", wire); err == nil {
+			err = awaitInSync(ctx, admin)
+		}
+		if err != nil {
+			b.kill()
+			return nil, err
+		}
+	}
+	return b, nil
+}
+
+// awaitInSync waits until a master has a slave in sync.
+func awaitInSync(ctx context.Context, admin string) error {
+	ctx, cancel := context.WithTimeout(ctx, inSyncWithin)
+	defer cancel()
+	for {
+		if n, err := scrape(ctx, admin, "jmq_replica_in_sync"); err == nil && n > 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the slave is not in sync: %w", ctx.Err())
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }
 
 func (b *brokerUnderTest) stop() error {
-	if b.process == nil {
-		return nil
+	var errs []error
+	for _, p := range []*process{b.slave, b.process} {
+		if p != nil {
+			errs = append(errs, p.stop())
+		}
 	}
-	return b.process.stop()
+	return errors.Join(errs...)
 }
 
 func (b *brokerUnderTest) kill() {
-	if b.process != nil {
-		b.process.kill()
+	for _, p := range []*process{b.slave, b.process} {
+		if p != nil {
+			p.kill()
+		}
 	}
 }
 

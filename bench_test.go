@@ -1,9 +1,14 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"reflect"
 	"runtime"
 	"strings"
@@ -12,6 +17,7 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
+	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/servertest"
 )
 
@@ -97,6 +103,51 @@ func TestBenchTopics(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &async); err != nil || async.Messages < 1 || uint64(async.Messages) > lag()-before {
 		t.Errorf("async: %d more are stored, %v %s", lag()-before, err, out)
 	}
+}
+
+// TestLimitSlave shows that the slave of the limit program has, byte by byte, what was answered; and that nothing is answered without it.
+func TestLimitSlave(t *testing.T) {
+	dir := t.TempDir()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	followed := make(chan error, 1)
+	go func() { followed <- serveLimitSlave(ctx, ln, filepath.Join(dir, "slave")) }()
+	s, err := newLimitServer(filepath.Join(dir, "master"), ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	add := func(text string) error {
+		done := make(chan error, 1)
+		a := &journal.Append{Entries: []journal.Entry{{Kind: journal.KindMessages, Payload: []byte(text)}}, Done: func(_ *journal.Append, err error) { done <- err }}
+		if err := s.journal.Append(a); err != nil {
+			return err
+		}
+		s.journal.Kick()
+		return <-done
+	}
+	for range 10 {
+		if err := add("a message that both have"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var want [1 << 16]byte
+	n, err := s.journal.ReadRaw(0, want[:])
+	got, readErr := os.ReadFile(filepath.Join(dir, "slave", "log"))
+	if err = errors.Join(err, readErr); err != nil || len(got) == 0 || !bytes.HasPrefix(want[:n], got) || !bytes.Contains(got, []byte("both have")) {
+		t.Errorf("the slave has %d bytes, not the first of the master's %d (%v)", len(got), n, err)
+	}
+	cancel()
+	if err := <-followed; err != nil {
+		t.Error(err)
+	}
+	if err := add("a message that only the master has"); !errors.Is(err, journal.ErrUnknown) {
+		t.Errorf("answered %v without the slave", err)
+	}
+	_ = s.journal.Close() // it has stopped
+	s.slave.close()
 }
 
 // TestFollowLimitFails shows that a consumer of the limit program that cannot go on fails the run: it must not look like a
