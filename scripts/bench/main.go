@@ -42,11 +42,16 @@ type row struct {
 	name             string
 	producers, batch int
 	endToEnd         bool
+	slave            bool // what a slave costs
 }
 
 var rows = []row{
-	{"1x1", 1, 1, false}, {"8x1", 8, 1, false}, {"64x1", 64, 1, false}, {"8x100", 8, 100, false}, {"consume+ack 64x1", 64, 1, true},
+	{"1x1", 1, 1, false, false}, {"8x1", 8, 1, false, false}, {"64x1", 64, 1, false, false}, {"8x100", 8, 100, false, false}, {"consume+ack 64x1", 64, 1, true, false},
+	{"slave 64x1", 64, 1, false, true}, {"slave 256x1", 256, 1, false, true},
 }
+
+// withSlave is the end of the names of systems that have one.
+const withSlave = "+slave"
 
 func main() {
 	binary := flag.String("jmq", "./jmq", "the binary to measure")
@@ -104,7 +109,11 @@ func run(ctx context.Context, binary, out, data, only string, repeats int, durat
 		for _, name := range strings.Split(only, ",") {
 			i := slices.IndexFunc(rows, func(r row) bool { return r.name == name })
 			if i < 0 {
-				return fmt.Errorf("no row %q: there are 1x1, 8x1, 64x1, 8x100, consume+ack 64x1", name)
+				var known []string
+				for _, r := range rows {
+					known = append(known, r.name)
+				}
+				return fmt.Errorf("no row %q: there are %s", name, strings.Join(known, ", "))
 			}
 			chosen = append(chosen, rows[i])
 		}
@@ -150,7 +159,7 @@ func run(ctx context.Context, binary, out, data, only string, repeats int, durat
 		for _, system := range r.systems() {
 			m := median(results[r.name][system])
 			ofLimit, ofDisk := "", ""
-			if system == "broker" && limit.MessagesPerSec > 0 {
+			if system != "limit" && system != "disk" && limit.MessagesPerSec > 0 {
 				ofLimit = fmt.Sprintf("%.0f", 100*m.MessagesPerSec/limit.MessagesPerSec)
 			}
 			if system == "limit" && len(results[r.name]["disk"]) > 0 {
@@ -188,8 +197,11 @@ func run(ctx context.Context, binary, out, data, only string, repeats int, durat
 }
 
 func (r row) systems() []string {
-	if r.endToEnd {
+	switch {
+	case r.endToEnd:
 		return []string{"limit", "broker"}
+	case r.slave:
+		return []string{"limit", "limit" + withSlave, "broker", "broker" + withSlave}
 	}
 	return []string{"disk", "limit", "broker"}
 }
@@ -220,6 +232,16 @@ func goalsOf(r row, got map[string][]result) []string {
 	rate := func(x result) float64 { return x.MessagesPerSec }
 	p99 := func(x result) float64 { return x.P99Us }
 	atLeast := func(g float64) func(float64) bool { return func(v float64) bool { return v >= g } }
+	if r.slave {
+		// Each to itself alone first: what the slave takes of it.
+		share := func(system string) []float64 { return ratios(system+withSlave, system, rate) }
+		broker, limit := share("broker"), share("limit")
+		var of []float64
+		for i := range min(len(broker), len(limit)) {
+			of = append(of, broker[i]/limit[i])
+		}
+		say("with a slave / alone, broker to limit", of, atLeast(0.97), ">= 0.97")
+	}
 	switch r.name {
 	case "1x1":
 		say("limit/disk messages/s", ratios("limit", "disk", rate), atLeast(0.55), ">= 0.55")
@@ -232,11 +254,15 @@ func goalsOf(r row, got map[string][]result) []string {
 }
 
 func measure(ctx context.Context, binary, system string, r row, data string, duration, warmUp time.Duration) (result, error) {
-	command := map[string]string{"disk": "disk", "limit": "limit", "broker": "produce"}[system]
+	alone, slave := strings.CutSuffix(system, withSlave)
+	command := map[string]string{"disk": "disk", "limit": "limit", "broker": "produce"}[alone]
 	args := []string{"bench", command, "--json", "--producers", strconv.Itoa(r.producers), "--batch", strconv.Itoa(r.batch),
 		"--size", "1024", "--time", duration.String(), "--warm-up", warmUp.String()}
 	if data != "" {
 		args = append(args, "--data", data)
+	}
+	if slave {
+		args = append(args, "--slave")
 	}
 	if r.endToEnd {
 		if system == "broker" {

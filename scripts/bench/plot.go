@@ -10,7 +10,7 @@ import (
 // plot draws messages per second of each row and system as bars on a logarithmic scale, as an SVG file.
 func plot(name string, chosen []row, results map[string]map[string][]result) error {
 	const left, top, height, bar, gap = 70, 40, 260, 26, 36
-	colours := map[string]string{"disk": "#9aa5b1", "limit": "#3b82c4", "broker": "#d9662b"}
+	colours := map[string]string{"disk": "#9aa5b1", "limit": "#3b82c4", "broker": "#d9662b", "limit" + withSlave: "#93bfe2", "broker" + withSlave: "#edb48f"}
 	most := 10.0
 	for _, systems := range results {
 		for _, rs := range systems {
@@ -40,7 +40,7 @@ func plot(name string, chosen []row, results map[string]map[string][]result) err
 		fmt.Fprintf(&lines, `<line x1="%d" x2="%d" y1="%.1f" y2="%.1f" stroke="#ddd"/><text x="%d" y="%.1f" text-anchor="end">%.0f</text>`+"\n", left, x, y, y, left-6, y+4, v)
 	}
 	legend := ""
-	for i, system := range []string{"disk", "limit", "broker"} {
+	for i, system := range []string{"disk", "limit", "broker", "limit" + withSlave, "broker" + withSlave} {
 		legend += fmt.Sprintf(`<rect x="%d" y="12" width="12" height="12" fill="%s"/><text x="%d" y="22">%s</text>`+"\n", left+i*90, colours[system], left+i*90+17, system)
 	}
 	svg := fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="12">
