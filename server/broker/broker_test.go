@@ -47,6 +47,7 @@ type world struct {
 	now     func() time.Time              // nil: time.Now
 	tables  []store.Table                 // beside the offsets
 	wrap    func(store.Store) store.Store // what the broker gets instead; nil: the store
+	follow  **journal.Journal             // not nil: the store follows, and this is its log
 	broker  *Broker
 	store   *local.Store
 	offsets *offset.Table
@@ -66,14 +67,22 @@ func (w *world) open() {
 	w.o.Offsets, w.o.Boot = w.offsets, w.boot
 	b := New(w.o)
 	w.broker = b
-	s, err := local.Open(local.Options{
+	o := local.Options{
 		FS: w.gate, Dir: "/store", Tables: append([]store.Table{w.offsets}, w.tables...), Gather: func(add func(journal.Kind, []byte, func(error))) {
 			if !w.mute.Load() {
 				b.Gather(add)
 			}
 		},
 		SegmentBytesMax: 256 << 10, SegmentBytesFirst: 64 << 10, CheckpointEvery: time.Hour, IndexFlushBytes: 1, Now: w.now,
-	})
+	}
+	if o.Follow = w.follow != nil; o.Follow {
+		o.OpenLog = func(lo local.LogOptions) (_ local.Log, err error) {
+			lo.Follow = true
+			*w.follow, err = journal.Open(lo)
+			return *w.follow, err
+		}
+	}
+	s, err := local.Open(o)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -984,3 +984,77 @@ func (f *fencedStore) Err() error {
 	}
 	return nil
 }
+
+// TestSlaveFollows serves from a store that follows a journal, with a tail that is not committed, and goes on following: its own table is the master's
+// again without being opened anew.
+func TestSlaveFollows(t *testing.T) {
+	m := newMaster(t)
+	defer m.close()
+	m.topic("orders", 1)
+	m.subscribe("orders", "pay", wire.StartBeginning)
+	m.produceMany("orders", 0, 20)
+	f := m.mustFetch("a", 8)
+	m.mustAck("a", f, 0, 5)
+	committed := m.store.Committed()
+	m.mustAck("a", f, 5, 8)
+	m.produceMany("orders", 0, 5)
+
+	var log *journal.Journal
+	s := &world{t: t, fs: journaltest.New(nil), follow: &log}
+	s.o = Options{BrokerGroup: "here", Broker: "slave", Slave: true, Side: openSide(t, s.fs)}
+	s.open()
+	defer s.close()
+	copyTail := func(to journal.Position) {
+		t.Helper()
+		// What the master has written, as anyone reads it who has its disk.
+		from, err := journal.Open(journal.Options{FS: copyOf(m), Dir: "/store/journal", StoreID: m.store.StoreID()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer from.Close()
+		for at := log.Written(); at < to; at = log.Written() {
+			b := make([]byte, to-at)
+			n, err := from.ReadRaw(at, b)
+			if err == nil {
+				err = log.CopyRecords(at, b[:n], m.store.StoreID())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	commit := func(to journal.Position) {
+		t.Helper()
+		log.SetCommitted(to)
+		if err := s.store.WaitApplied(t.Context(), to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	copyTail(m.store.Committed())
+	commit(committed)
+	s.wantProgress(0, "offset 5 consumed none generation 1")
+
+	s.serve(false)
+	g := s.mustFetch("b", 100)
+	if g.From != 8 || g.To != 20 {
+		t.Fatalf("given [%d,%d), want what is committed and was not acked in the tail", g.From, g.To)
+	}
+	s.mustAck("b", g, 10, 12)
+	s.wantProgress(0, "offset 5 consumed none generation 1")
+	if err := s.store.Checkpoint(); err != nil {
+		t.Error(err)
+	}
+	if r := s.ship(m); r.Merged != 2 || r.Leases != 1 {
+		t.Errorf("%+v", r)
+	}
+	copyTail(m.store.Committed())
+	commit(m.store.Committed())
+	want := "offset 8 consumed [10,12) generation 1"
+	m.wantProgress(0, want)
+	s.wantProgress(0, want)
+	// It serves again, from there.
+	s.serve(false)
+	if g := s.mustFetch("b", 100); g.From != 8 || g.To != 10 {
+		t.Errorf("given [%d,%d)", g.From, g.To)
+	}
+}

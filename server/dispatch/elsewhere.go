@@ -84,6 +84,15 @@ func (d *Dispatcher) MergeExpiry(key Queue, partitions int, e *offset.Expiry) (k
 	return true, nil
 }
 
+// eachOpen calls each with the runs of r that neither ended nor were released.
+func (p *partition) eachOpen(r offset.Range, released offset.Ranges, each func(offset.Range)) {
+	for gap := p.progress.GapIn(r); gap.Len() > 0; gap = p.progress.GapIn(offset.Range{From: gap.To, To: r.To}) {
+		for run := released.Gap(gap); run.Len() > 0; run = released.Gap(offset.Range{From: run.To, To: gap.To}) {
+			each(run)
+		}
+	}
+}
+
 // of returns a partition that is known and in that generation; nil if it is not.
 func (d *Dispatcher) of(key Queue, partition uint16, generation uint32) *partition {
 	q := d.mu.queues[key]
@@ -148,40 +157,34 @@ func (d *Dispatcher) TakeIn(s *Shipped, partitions int) (bool, error) {
 		l := p.leases[at]
 		return l.Range == s.Range && l.member == d.findMember(s.Client, p.queue, s.Member), nil
 	}
-	parallel := p.queue.policy.Parallel
-	for _, l := range p.leases {
-		if !parallel || l.From < s.To && s.From < l.To {
-			return false, nil
-		}
-	}
-	var released offset.Ranges
+	var released, open offset.Ranges
 	for _, r := range s.Released {
 		released.Add(offset.Range{From: max(r.From, s.From), To: min(r.To, s.To)})
 	}
-	left := uint64(0)
-	eachGap := func(r offset.Range, each func(offset.Range)) {
-		for gap := p.progress.GapIn(r); gap.Len() > 0; gap = p.progress.GapIn(offset.Range{From: gap.To, To: r.To}) {
-			each(gap)
-		}
-	}
-	eachGap(s.Range, func(gap offset.Range) { left += gap.Len() - released.Count(gap) })
-	switch {
-	case left == 0:
+	p.eachOpen(s.Range, released, func(r offset.Range) { open.Add(r) })
+	if len(open) == 0 {
 		return true, nil // all of it has ended, or is free
-	case d.mu.metrics.Leased >= d.o.LeasesMax:
+	}
+	parallel, elsewhere := p.queue.policy.Parallel, false
+	for _, l := range p.leases {
+		p.eachOpen(l.Range, l.released, func(r offset.Range) { elsewhere = elsewhere || !parallel || open.Count(r) > 0 })
+	}
+	if elsewhere || d.mu.metrics.Leased >= d.o.LeasesMax {
 		return false, nil
 	}
-	// What lies between was given elsewhere, and is free.
+	// What lies between was given elsewhere, and is free; so is what this lease's member gave back, with a parallel policy.
 	if p.next < s.To {
-		eachGap(offset.Range{From: p.next, To: s.From}, func(gap offset.Range) { p.back.Add(gap) })
+		p.eachOpen(offset.Range{From: p.next, To: s.To}, nil, func(r offset.Range) { p.back.Add(r) })
 		p.next = s.To
 	}
-	p.back.Remove(s.Range)
 	if parallel {
-		for _, r := range released {
-			eachGap(r, func(gap offset.Range) { p.back.Add(gap) })
+		for _, r := range open {
+			p.back.Remove(r)
 		}
+	} else {
+		p.back.Remove(s.Range)
 	}
+	left := open.Len()
 	m, l := d.member(s.Client, p.queue, s.Member), d.newLease()
 	l.id, l.partition, l.member, l.Range, l.left, l.count = s.ID, p, m, s.Range, left, s.Attempt-1
 	l.released = append(l.released[:0], released...)
