@@ -237,7 +237,7 @@ func TestCrash(t *testing.T) {
 			}
 		}
 	})
-	for range 40 {
+	for range 20 {
 		if rng.IntN(8) == 0 && acked > first {
 			removing = true
 			if err := f.Remove(); err != nil {
@@ -259,7 +259,7 @@ func TestCrash(t *testing.T) {
 		}
 		acked = most
 	}
-	if crashes < 100 {
+	if crashes < 60 {
 		t.Errorf("only %d crashes", crashes)
 	}
 }
