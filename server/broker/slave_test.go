@@ -1018,6 +1018,9 @@ func TestSlaveFollows(t *testing.T) {
 			if err == nil {
 				err = log.CopyRecords(at, b[:n], m.store.StoreID())
 			}
+			if errors.Is(err, journal.ErrBusy) {
+				err = log.WaitRoom(t.Context())
+			}
 			if err != nil {
 				t.Fatal(err)
 			}
