@@ -158,3 +158,69 @@ func (s *Slave) copied(ctx context.Context, end journal.Position, progress func(
 		}
 	}
 }
+
+// CopyMissing does what an ActCopy decision says, with the journal of the closed store, open and following: it sets aside and cuts what that has beyond
+// d.Cut, takes the records up to d.To from broker d.From, and syncs. Then the caller closes it and decides again. Where nothing is in common
+// (d.Full) records can be taken from the begin only, by an empty journal.
+func CopyMissing(ctx context.Context, n Node, d Decision, j *journal.Journal) error {
+	n = n.withDefaults()
+	if d.Full && j.Written() > 0 {
+		return fmt.Errorf("replica: nothing of the journal of broker %s is here: it must be promoted, or this store be emptied", d.From)
+	}
+	if end := j.Written(); !d.Full && d.Cut < end {
+		aside, err := j.CutTo(d.Cut)
+		if err != nil {
+			return err
+		}
+		n.Logger.Warn("journal's end differs from what is most complete: it is set aside and cut", "broker", n.Self.Broker, "brokerGroup", n.BrokerGroup,
+			"from", d.From, "position", uint64(d.Cut), "end", uint64(end), "file", aside)
+	}
+	from, took := j.Written(), 0
+	err := n.ask(d.From, func(peer Peer) (err error) {
+		took, err = takeRecords(ctx, peer, j, d.To)
+		return err
+	})
+	if err == nil {
+		err = j.Sync()
+	}
+	if err != nil {
+		return fmt.Errorf("copy from broker %s: %w", d.From, err)
+	}
+	n.Logger.Info("journal is completed from another broker's", "broker", n.Self.Broker, "brokerGroup", n.BrokerGroup, "from", d.From,
+		"position", uint64(from), "bytes", took, "why", d.Why)
+	return nil
+}
+
+// takeRecords takes a peer's records from the journal's end up to end.
+func takeRecords(ctx context.Context, peer Peer, j *journal.Journal, end journal.Position) (took int, err error) {
+	for j.Written() < end {
+		from := j.Written()
+		ctx, cancel := context.WithTimeout(ctx, callTimeout)
+		a, records, err := peer.ReadLog(ctx, &wire.ReadLogRequest{From: uint64(from), To: uint64(end)})
+		cancel()
+		if err != nil {
+			return took, err
+		}
+		if a.From != uint64(from) || len(records) == 0 {
+			return took, fmt.Errorf("%w: asked for [%d,%d), it answers with %d bytes from %d", ErrPeer, from, end, len(records), a.From)
+		}
+		store, err := storeID(a.Store)
+		if err != nil {
+			return took, err
+		}
+		for {
+			err = j.CopyRecords(from, records, store)
+			if !errors.Is(err, journal.ErrBusy) {
+				break
+			}
+			if err := j.WaitRoom(ctx); err != nil {
+				return took, err
+			}
+		}
+		if err != nil {
+			return took, err
+		}
+		took += len(records)
+	}
+	return took, nil
+}

@@ -225,8 +225,8 @@ func (m *Master) takeBack(ctx context.Context, own History) error {
 }
 
 func (m *Master) takeFrom(ctx context.Context, peer Peer, own History) (took int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	met, err := peer.Meet(ctx, &wire.MeetRequest{BrokerGroup: m.n.BrokerGroup, Broker: m.n.Self.Broker})
+	meet, cancel := context.WithTimeout(ctx, askTimeout)
+	met, err := peer.Meet(meet, &wire.MeetRequest{BrokerGroup: m.n.BrokerGroup, Broker: m.n.Self.Broker})
 	cancel()
 	if err != nil {
 		return 0, err
@@ -244,27 +244,7 @@ func (m *Master) takeFrom(ctx context.Context, peer Peer, own History) (took int
 			end = min(end, e.Position)
 		}
 	}
-	for from := own.End; from < end; {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
-		a, records, err := peer.ReadLog(ctx, &wire.ReadLogRequest{From: uint64(from), To: uint64(end)})
-		cancel()
-		if err != nil {
-			return took, err
-		}
-		if a.From != uint64(from) || len(records) == 0 {
-			return took, fmt.Errorf("%w: it has [%d,%d), and answers with %d bytes from %d", ErrPeer, theirs.Begin, theirs.End, len(records), a.From)
-		}
-		store, err := storeID(a.Store)
-		if err != nil {
-			return took, err
-		}
-		if err := m.CopyRecords(from, records, store); err != nil {
-			return took, err
-		}
-		took += len(records)
-		from += journal.Position(len(records))
-	}
-	return took, nil
+	return takeRecords(ctx, peer, m.Journal, end)
 }
 
 // Close commits what is queued, waiting for slaves a little, and ends everything.

@@ -83,6 +83,16 @@ func (n Node) ask(broker string, do func(Peer) error) error {
 	return do(peer)
 }
 
+// HistoryOf is what a journal has.
+func HistoryOf(j *journal.Journal) History { return historyOf(j) }
+
+// MetOf is what another broker answered when it was met.
+func MetOf(broker string, a *wire.MeetResponse) Met {
+	st := a.GetStatus()
+	return Met{Member: term.Member{Broker: broker, Boot: st.GetBoot(), Store: st.GetStore()}, Seen: st.GetSeenTerm(), Master: st.GetRole() == roleMaster,
+		Fresh: st.GetFresh(), History: historyFrom(st.GetBegin(), st.GetEnd(), a.GetHistory()), Committed: journal.Position(st.GetCommitted())}
+}
+
 // historyOf is what a journal has.
 func historyOf(j *journal.Journal) History {
 	h := History{Begin: j.Begin(), End: j.Written(), Epochs: j.History()}

@@ -43,8 +43,9 @@ type Slave struct {
 	heard      atomic.Int64  // unix ns; 0: never
 	applied    atomic.Uint64 // committed as told to the store
 
-	// turn is held while the records of a session are written, so that a session that has ended writes nothing any more.
-	turn sync.Mutex
+	// turn is held while the records of a session are written, so that a session that has ended writes nothing any more. It holds one element
+	// while it is free: who waits for it may wait for a disk.
+	turn turn
 
 	mu struct {
 		sync.Mutex
@@ -65,7 +66,7 @@ type Slave struct {
 // opts.OnCommitted tells of more.
 func OpenSlave(ctx context.Context, n Node, opts journal.Options) (*Slave, error) {
 	n = n.withDefaults()
-	s := &Slave{n: n, mustReopen: make(chan struct{})}
+	s := &Slave{n: n, mustReopen: make(chan struct{}), turn: newTurn()}
 	told := opts.OnCommitted
 	opts.Follow = true
 	opts.OnCommitted = func(p journal.Position) {
@@ -372,6 +373,18 @@ func (s *Slave) failed(err error) error {
 	return errReopen
 }
 
+// turn is the right to do something that only one may do at a time.
+type turn chan struct{}
+
+func newTurn() turn {
+	t := make(turn, 1)
+	t.give()
+	return t
+}
+
+func (t turn) take() { <-t }
+func (t turn) give() { t <- struct{}{} }
+
 // following is a session as the slave sees it.
 type following struct {
 	s       *Slave
@@ -394,9 +407,9 @@ func (s *Slave) serve(f *following) error {
 		f.pull()
 	}
 	err := s.watch(f)
-	s.turn.Lock()
+	s.turn.take()
 	f.over = true
-	s.turn.Unlock()
+	s.turn.give()
 	s.mu.Lock()
 	s.mu.f.Ended()
 	s.mu.master, s.mu.inSync, s.mu.handing = "", false, ""
@@ -443,19 +456,19 @@ func (s *Slave) watch(f *following) error {
 
 // pull sends the next request, which is the ack of what is written.
 func (f *following) pull() {
-	f.s.turn.Lock()
+	f.s.turn.take()
 	if f.over {
-		f.s.turn.Unlock()
+		f.s.turn.give()
 		return
 	}
 	f.header = appendPull(f.header[:0], f.session, uint64(f.epoch), uint64(f.s.End()), uint64(f.s.Synced()), window)
 	header := f.header
 	f.header = nil // two pulls may be begun at the same time, at the start of the session
-	f.s.turn.Unlock()
+	f.s.turn.give()
 	f.peer.Call(f.s.ctx, wire.CommandPull, header, f.pulled)
-	f.s.turn.Lock()
+	f.s.turn.take()
 	f.header = header // Call has copied it
-	f.s.turn.Unlock()
+	f.s.turn.give()
 }
 
 // pulled takes an answer, on the goroutine that reads the connection.
@@ -479,8 +492,8 @@ func (f *following) take(frame wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	s.turn.Lock()
-	defer s.turn.Unlock()
+	s.turn.take()
+	defer s.turn.give()
 	if f.over {
 		return errOther
 	}

@@ -3,6 +3,7 @@ package replicatest
 import (
 	"errors"
 	"math/rand/v2"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -27,7 +28,7 @@ func NewDisk() *Disk { return diskOf(vfs.NewCrashableMem()) }
 
 func diskOf(mem *vfs.MemFS) *Disk { return &Disk{FS: mem, mem: mem} }
 
-// Slow makes every sync of a file take so much longer.
+// Slow makes every sync of a segment take so much longer.
 func (d *Disk) Slow(by time.Duration) { d.slow.Store(int64(by)) }
 
 // FailSyncs makes every sync of a file fail.
@@ -45,14 +46,14 @@ func (d *Disk) Image() *Disk {
 }
 
 func (d *Disk) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	return d.file(d.FS.Create(name, c))
+	return d.file(name)(d.FS.Create(name, c))
 }
 
 func (d *Disk) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
-	return d.file(d.FS.OpenReadWrite(name, c, opts...))
+	return d.file(name)(d.FS.OpenReadWrite(name, c, opts...))
 }
 
-func (d *Disk) OpenDir(name string) (vfs.File, error) { return d.file(d.FS.OpenDir(name)) }
+func (d *Disk) OpenDir(name string) (vfs.File, error) { return d.file(name)(d.FS.OpenDir(name)) }
 
 func (d *Disk) Rename(from, to string) error {
 	if d.dead.Load() {
@@ -68,20 +69,23 @@ func (d *Disk) Remove(name string) error {
 	return d.FS.Remove(name)
 }
 
-func (d *Disk) file(f vfs.File, err error) (vfs.File, error) {
-	if err != nil {
-		return nil, err
+func (d *Disk) file(name string) func(vfs.File, error) (vfs.File, error) {
+	return func(f vfs.File, err error) (vfs.File, error) {
+		if err != nil {
+			return nil, err
+		}
+		if d.dead.Load() {
+			_ = f.Close()
+			return nil, ErrDead
+		}
+		return &file{f, d, strings.HasSuffix(name, ".journal") || strings.HasSuffix(name, ".filling")}, nil
 	}
-	if d.dead.Load() {
-		_ = f.Close()
-		return nil, ErrDead
-	}
-	return &file{f, d}, nil
 }
 
 type file struct {
 	vfs.File
-	disk *Disk
+	disk    *Disk
+	segment bool
 }
 
 func (f *file) WriteAt(b []byte, off int64) (int, error) {
@@ -92,7 +96,9 @@ func (f *file) WriteAt(b []byte, off int64) (int, error) {
 }
 
 func (f *file) sync(do func() error) error {
-	time.Sleep(time.Duration(f.disk.slow.Load()))
+	if f.segment {
+		time.Sleep(time.Duration(f.disk.slow.Load()))
+	}
 	switch {
 	case f.disk.dead.Load():
 		return ErrDead

@@ -229,7 +229,11 @@ func (n *Node) Lead(ctx context.Context, row term.Row) error {
 	if err := n.state.Update(func(s *replica.State) { *s = s.Hear(node.Self, row) }); err != nil {
 		return err
 	}
-	m, err := replica.OpenMaster(ctx, node, row.Term, row.Forced, n.options(), func(m *replica.Master) {
+	return n.open(ctx, row.Term, row.Forced)
+}
+
+func (n *Node) open(ctx context.Context, termGranted uint32, forced bool) error {
+	m, err := replica.OpenMaster(ctx, n.Node(), termGranted, forced, n.options(), func(m *replica.Master) {
 		n.g.Net.Up(n.Name, wire.Services{Replication: &service{Replication: nil, master: m}})
 	})
 	if err != nil {
@@ -249,6 +253,90 @@ func (n *Node) StartSlave(ctx context.Context) error {
 	n.Slave = s
 	n.g.Net.Up(n.Name, wire.Services{Replication: &service{slave: s}})
 	return nil
+}
+
+// Start opens the broker as what it may be, as replica.Decide says. An error: it may not open yet, or what went wrong.
+func (n *Node) Start(ctx context.Context) error {
+	for range 5 {
+		node := n.Node()
+		k := replica.Known{Self: node.Self, Auto: n.g.Auto}
+		if row, ok := n.g.Registry.known(); ok {
+			k.Row = &row
+			if err := n.state.Update(func(s *replica.State) { *s = s.Hear(node.Self, row) }); err != nil {
+				return err
+			}
+		}
+		k.State = n.state.Get()
+		for name := range node.Peers() {
+			k.Others = append(k.Others, name)
+			peer := n.g.Net.Peer(n.Name, name)
+			meet, cancel := context.WithTimeout(ctx, time.Second)
+			a, err := peer.Meet(meet, &wire.MeetRequest{BrokerGroup: n.g.Name, Broker: n.Name})
+			cancel()
+			_ = peer.Close()
+			if err == nil {
+				k.Met = append(k.Met, replica.MetOf(name, a))
+			}
+		}
+		o := n.options()
+		o.Follow, o.Recovered = true, nil
+		j, err := journal.Open(o)
+		if err != nil {
+			return err
+		}
+		k.History, k.Committed = replica.HistoryOf(j), j.Committed()
+		k.Fresh = k.History.End == 0
+		d := replica.Decide(k)
+		if d.Act == replica.ActCopy {
+			err = replica.CopyMissing(ctx, node, d, j)
+		}
+		if err := errors.Join(err, j.Close()); err != nil {
+			return err
+		}
+		if d.Seen > k.State.Seen {
+			if err := n.state.Update(func(s *replica.State) { s.Seen = d.Seen }); err != nil {
+				return err
+			}
+		}
+		switch d.Act {
+		case replica.ActWait:
+			return fmt.Errorf("replicatest: %s waits: %s", n.Name, d.Why)
+		case replica.ActFollow:
+			return n.StartSlave(ctx)
+		case replica.ActLead:
+			return n.open(ctx, k.State.Granted, d.Forced)
+		case replica.ActTerm:
+			if _, _, err := n.g.Registry.ask(term.Ask{Master: node.Self, Term: k.Row.Term, Change: k.Row.Change, Copied: true, Seen: d.Seen}); err != nil {
+				return err
+			}
+		}
+	}
+	return errors.New("replicatest: it does not come to an end")
+}
+
+// known is the row, if the registry can be asked.
+func (r *Registry) known() (term.Row, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.row, !r.away
+}
+
+// Promote lets the registry name a member of its set, of those that are up, master, and returns it.
+func (g *Group) Promote() (term.Row, error) {
+	var reports []term.Report
+	known := uint64(0)
+	row, _ := g.Registry.Row()
+	for name, n := range g.Nodes {
+		if n.Slave == nil || name == row.Master.Broker {
+			continue
+		}
+		st := n.Slave.Status()
+		e := journal.Epoch(st.Epoch)
+		reports = append(reports, term.Report{Member: n.Node().Self, Seen: st.SeenTerm, LastTerm: e.Term(), LastStart: e.Start(), End: st.End,
+			Committed: st.Committed, Refused: st.Refused, New: st.Fresh})
+		known = max(known, st.Committed)
+	}
+	return g.Registry.Change(func(r term.Row) (term.Row, error) { return r.Promote(reports, known, Generation) })
 }
 
 // service lets a node answer what it can as it is.
