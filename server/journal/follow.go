@@ -11,8 +11,9 @@ const (
 	// unsyncedBytesMax is how much of what was copied may be not synced yet; then CopyRecords syncs. A record's distance to the synced end
 	// has 32 bits.
 	unsyncedBytesMax = 512 << 20
-	boundsMax        = 1 << 20 // then every other one is forgotten
 )
+
+var boundsMax = 1 << 20 // an even number; then every other one is forgotten. Lower in a test
 
 // copying is what CopyRecords needs while it runs, kept for the next one.
 type copying struct {

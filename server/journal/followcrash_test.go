@@ -173,6 +173,9 @@ func (f followed) compare(j *Journal) error {
 			got[0].Position = max(got[0].Position, want[0].Position)
 		}
 	}
+	if len(want) == 0 && len(got) == 1 && got[0].Epoch == j.Epoch() {
+		return nil // no record is left, and the epoch of what was trimmed is known
+	}
 	if !slices.Equal(got, []EpochStart(want)) {
 		return fmt.Errorf("history %v, want %v", got, want)
 	}

@@ -87,6 +87,88 @@ func TestFollowLastSegmentMissing(t *testing.T) {
 	if _, err := Open(j.opts); !errors.As(err, &corrupt) {
 		t.Errorf("open: %v", err)
 	}
+	end := l[len(l)-1].base
+	shown := Position(0)
+	if err := Dump(disk, j.opts.Dir, 0, func(r Record) error { shown = r.End(); return nil }); err != nil || shown != end {
+		t.Errorf("dump shows up to %d, want %d: %v", shown, end, err)
+	}
+	report, err := Repair(disk, j.opts.Dir, RepairOptions{})
+	if err != nil || report.End != a.end() || len(report.Missing) != 1 || report.Missing[0].From != end {
+		t.Fatalf("repair: %+v, %v", report, err)
+	}
+	j = mustOpen(t, j.opts)
+	if j.End() != a.end() {
+		t.Errorf("end %d, want %d", j.End(), a.end())
+	}
+	for _, h := range j.Holes() {
+		j.SetCommitted(j.End())
+		if err := j.Mend(h, bytes.Clone(a.raw[h.From:h.To]), a.store); err != nil && h.From == end {
+			t.Logf("mend %v: %v", h, err) // where the file that was there ended, a record need not end
+		}
+	}
+	mustClose(t, j)
+}
+
+// TestBoundsForgotten: where not all ends of records are kept, less is committed than was told, never more, and in the end all.
+func TestBoundsForgotten(t *testing.T) {
+	defer func(n int) { boundsMax = n }(boundsMax)
+	boundsMax = 8
+	a, _, _ := twoMasters(t, newRand(t))
+	j := mustOpen(t, followOptions(vfs.NewCrashableMem()))
+	if err := feed(j, &a, 0, a.end()); err != nil {
+		t.Fatal(err)
+	}
+	moved := 0
+	for p := Position(0); p < a.end(); p += 1000 {
+		before := j.Committed()
+		j.SetCommitted(p)
+		if c := j.Committed(); c > p || c < before {
+			t.Fatalf("committed %d after %d, told of %d", c, before, p)
+		} else if c > before {
+			moved++
+		}
+	}
+	j.SetCommitted(a.end())
+	if j.Committed() != a.end() || moved < 2 {
+		t.Errorf("committed %d, want %d, in %d steps", j.Committed(), a.end(), moved)
+	}
+	if m, err := readAll(j, 0); err != nil || len(m.records) != len(a.records) {
+		t.Errorf("%d records, want %d: %v", len(m.records), len(a.records), err)
+	}
+	mustClose(t, j)
+}
+
+// TestCloseWhileWaited: a Heal that waits for the right to commit while Close does ends, whoever gets it.
+func TestCloseWhileWaited(t *testing.T) {
+	for range 20 {
+		disk := vfs.NewCrashableMem()
+		o := testOptions(disk)
+		o.Follow = true
+		j := mustOpen(t, o)
+		waits, release := make(chan struct{}), make(chan struct{})
+		r := &replicaStub{}
+		if err := j.Lead(MakeEpoch(1, 1), false, r); err != nil {
+			t.Fatal(err)
+		}
+		s := sender{j: j}
+		s.mustSend(t, 1000)
+		damage(t, disk, j, 40, 30)
+		once := sync.OnceFunc(func() { close(waits) })
+		r.wait = func(Position) error { once(); <-release; return nil }
+		var wg sync.WaitGroup
+		wg.Add(3)
+		go func() { defer wg.Done(); _ = s.send(1000) }()
+		<-waits
+		go func() {
+			defer wg.Done()
+			if _, err := j.Heal(40); err != nil && !errors.Is(err, ErrClosed) {
+				t.Errorf("heal: %v", err)
+			}
+		}()
+		go func() { defer wg.Done(); _ = j.Close() }()
+		close(release)
+		wg.Wait()
+	}
 }
 
 // TestFollowEmptySegment: an empty last segment that is too small for the next record is replaced by one that is not.
@@ -418,4 +500,32 @@ func TestCopyRefuses(t *testing.T) {
 	if err := feed(j, &b, end, b.end()); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestFollowTrimmedToNothing: a journal whose records are trimmed or lost knows the epoch that it was in, and takes no older one.
+func TestFollowTrimmedToNothing(t *testing.T) {
+	a, _, _ := twoMasters(t, newRand(t))
+	fs := journaltest.New(nil)
+	j := mustOpen(t, followOptions(fs))
+	last := a.records[len(a.records)-1]
+	if err := feed(j, &a, 0, last.Position); err != nil {
+		t.Fatal(err)
+	}
+	j.SetCommitted(last.Position)
+	l := *j.list.Load()
+	begin := l[len(l)-1].base
+	if err := j.Trim(begin); err != nil {
+		t.Fatal(err)
+	}
+	o := j.opts
+	o.FS = fs.Crash(0, nil)
+	mustClose(t, j)
+	j = mustOpen(t, o)
+	if h := j.History(); j.Begin() != begin || j.End() != begin || len(h) != 1 || h[0].Epoch != j.Epoch() || h[0].Position >= begin || j.Epoch() == 0 {
+		t.Errorf("[%d, %d) in epoch %v, history %v, want nothing at %d", j.Begin(), j.End(), j.Epoch(), h, begin)
+	}
+	if err := feed(j, &a, begin, a.end()); err != nil {
+		t.Error(err)
+	}
+	mustClose(t, j)
 }

@@ -638,6 +638,9 @@ func (j *Journal) recover() (last Epoch, err error) {
 		if err := j.recoverHistory(l, s.start, s.epoch, started); err != nil {
 			return 0, err
 		}
+		if n := len(j.mu.history); last == 0 && n > 0 { // all that is left has no record: one that follows was trimmed, and lost what was not synced
+			last = j.mu.history[n-1].Epoch
+		}
 		j.setLimitLocked(j.current)
 		if j.current.flags&flagReserve != 0 && found.reserve == nil && o.ReserveBytes > 0 {
 			j.mu.reserved, j.mu.reservedFrom = true, j.current.base

@@ -99,6 +99,9 @@ func repairFolder(fsys vfs.FS, dir string, o RepairOptions, r *RepairReport) err
 	if found.cut != nil { // what is beyond is as good as gone
 		l = l[:l.find(*found.cut)+1]
 	}
+	if found.proven() == 0 && found.cut == nil {
+		o.End = max(o.End, found.ends.Synced)
+	}
 	header := map[*segment]bool{}
 	for _, d := range found.damaged {
 		header[d.segment] = true
@@ -147,7 +150,7 @@ func repairFolder(fsys vfs.FS, dir string, o RepairOptions, r *RepairReport) err
 			}
 		}
 	}
-	s := scanner{fs: fsys, list: l, holes: found.holes, cut: found.cut, synced: found.ends.Synced, progress: o.Progress}
+	s := scanner{fs: fsys, list: l, holes: found.holes, cut: found.cut, synced: found.proven(), progress: o.Progress}
 	s.damage = func(_ *CorruptError, h Hole) {
 		for _, m := range r.Missing {
 			if m == h {

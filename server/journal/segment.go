@@ -327,6 +327,14 @@ type folder struct {
 	hopeless   *CorruptError // the last segment, which has neither a header nor a record; it is not in segments
 }
 
+// proven is what the ends file says was synced, for who goes on where segments are missing at the end: then 0.
+func (found *folder) proven() Position {
+	if n := len(found.segments); n == 0 || found.ends.Synced > found.segments[n-1].limit() {
+		return 0
+	}
+	return found.ends.Synced
+}
+
 // headerDamage is a segment whose header block is to be written again.
 type headerDamage struct {
 	segment *segment

@@ -159,7 +159,7 @@ func Dump(fsys vfs.FS, dir string, from Position, each func(Record) error) error
 		start = l[i].base // from need not be where a record begins
 	}
 	damage := l.chain(fsys, dir) // what lies behind a gap is shown all the same
-	s := scanner{fs: fsys, list: l, holes: found.holes, start: start, cut: found.cut, synced: found.ends.Synced,
+	s := scanner{fs: fsys, list: l, holes: found.holes, start: start, cut: found.cut, synced: found.proven(),
 		damage: func(err *CorruptError, h Hole) {
 			if h.To > from {
 				damage = cmp.Or[error](damage, err)
