@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -133,8 +134,45 @@ func (a *Admin) Operate(ctx context.Context, o Operation) (*Outcome, error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.Action == Transfer && !o.DryRun && !answer.Done {
+		if groups, err = a.transferred(ctx, groups); err != nil {
+			return nil, fmt.Errorf("transfer of broker group %s: %w", o.BrokerGroup, err)
+		}
+		answer.Done = true
+	}
 	return &Outcome{Groups: groups, Lost: answer.Lost, Left: answer.Left, Done: answer.Done}, nil
 }
+
+// transferred waits until a transfer that is under way has come about.
+func (a *Admin) transferred(ctx context.Context, begun []BrokerGroup) ([]BrokerGroup, error) {
+	if len(begun) != 1 {
+		return nil, errors.New("the registry does not say how the broker group is")
+	}
+	was, now := begun[0], begun
+	for now[0].Row.Term == was.Row.Term && now[0].Row.Transfer == was.Row.Transfer {
+		t := time.NewTimer(transferEvery)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return nil, ctx.Err()
+		}
+		next, err := a.BrokerGroups(ctx, was.Name)
+		if err != nil {
+			return nil, err
+		}
+		if now = next; len(now) != 1 {
+			return nil, errors.New("the broker group is gone")
+		}
+	}
+	if was.Row.Transfer != "" && now[0].Row.Master != was.Row.Transfer {
+		return nil, fmt.Errorf("broker %s did not hand over to broker %s, and goes on: see its log", was.Row.Master, was.Row.Transfer)
+	}
+	return now, nil
+}
+
+// transferEvery is how often it is asked whether a transfer has come about.
+const transferEvery = 500 * time.Millisecond
 
 func brokerGroupsOf(r *wire.BrokerGroupResponse) ([]BrokerGroup, error) {
 	var all []BrokerGroup

@@ -651,8 +651,8 @@ func Warnings(before, after *Snapshot, changed []*Object) (warnings []string) {
 				break
 			}
 			for _, g := range old.Spec.(*Topic).BrokerGroups {
-				if !slices.Contains(v.BrokerGroups, g) {
-					warnings = append(warnings, fmt.Sprintf("%s leaves broker group %s: what was not consumed there is kept, and not given before the broker group is put back", o.Key, g))
+				if !slices.Contains(v.BrokerGroups, g) && after.brokersOf(g) == 0 {
+					warnings = append(warnings, fmt.Sprintf("%s leaves broker group %s, whose brokers were removed: what was not consumed there is lost with them", o.Key, g))
 				}
 			}
 		case *Producer:
@@ -670,16 +670,22 @@ func Warnings(before, after *Snapshot, changed []*Object) (warnings []string) {
 
 // alone warns of broker groups of a replicated topic that have no slave: they take none of its sends.
 func alone(s *Snapshot, topic *Object) (warnings []string) {
-	brokers := map[string]int{}
-	for o := range s.All(KindBroker) {
-		brokers[o.Spec.(*Broker).BrokerGroup]++
-	}
 	for _, g := range topic.Spec.(*Topic).BrokerGroups {
-		if brokers[g] < 2 {
+		if s.brokersOf(g) < 2 {
 			warnings = append(warnings, fmt.Sprintf("%s is replicated, and broker group %s has no slave: it takes no sends before it has one", topic.Key, g))
 		}
 	}
 	return warnings
+}
+
+// brokersOf is how many brokers a broker group has.
+func (s *Snapshot) brokersOf(brokerGroup string) (n int) {
+	for o := range s.All(KindBroker) {
+		if o.Spec.(*Broker).BrokerGroup == brokerGroup {
+			n++
+		}
+	}
+	return n
 }
 
 // noEffect warns of fields that are kept, and that no part of this version acts upon; fields are names, each followed by whether it is set.

@@ -247,7 +247,7 @@ func TestWarnings(t *testing.T) {
 		t.Fatalf("%q", w)
 	}
 	s, w = plannedOf(t, s, write(KindTopic, "t", &Topic{BrokerGroups: []string{"g1"}}))
-	if len(w) != 2 || w[1] != "topic t leaves broker group g2: what was not consumed there is kept, and not given before the broker group is put back" {
+	if len(w) != 2 || w[1] != "topic t leaves broker group g2, whose brokers were removed: what was not consumed there is lost with them" {
 		t.Fatalf("%q", w)
 	}
 	s, _ = plannedOf(t, s, write(KindApp, "a", &App{}))

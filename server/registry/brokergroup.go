@@ -17,8 +17,10 @@ import (
 )
 
 const (
-	// meetWithin is how long a broker has to answer.
-	meetWithin = 3 * time.Second
+	// A call of a client lasts 5 s: a promotion asks brokers twice, and then waits until it is in force; a transfer waits, and is answered as not done yet.
+	meetWithin       = 1500 * time.Millisecond // a broker has to answer
+	operationForce   = time.Second             // until what was changed is in force at the brokers, if they live
+	transferAnswered = 3 * time.Second
 	// leftMax bounds the lines that say what is left in a broker group.
 	leftMax = 200
 )
@@ -326,15 +328,11 @@ func (n *Node) promote(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRe
 	if !ok {
 		return wire.Errorf(wire.CodeInUse, "broker %s does not answer, and cannot become master: %s", target, messageOf(heard.errs[target]))
 	}
-	losses := term.Losses(to, heard.list(), r.Off)
-	response.Lost = lost(losses, to, g)
 	if err := heard.silent("Stop them, or"); err != nil {
-		if r.DryRun {
-			response.Lost = append(response.Lost, messageOf(err))
-			return nil
-		}
 		return err
 	}
+	losses := term.Losses(to, heard.list(), r.Off)
+	response.Lost = lost(losses, to, g)
 	if r.DryRun || len(losses) > 0 && !r.Force {
 		return nil
 	}
@@ -378,8 +376,15 @@ func (n *Node) grant(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRequ
 	}
 	n.logRow(r.BrokerGroup, before, after, "an operator named it")
 	response.Done = true
-	n.awaitForce(ctx, s, []string{r.BrokerGroup})
+	n.inForceSoon(ctx, s, r.BrokerGroup)
 	return nil
+}
+
+// inForceSoon waits a moment until a broker group has s: one that was away for less than 8 s may never.
+func (n *Node) inForceSoon(ctx context.Context, s *meta.Snapshot, brokerGroup string) {
+	ctx, cancel := context.WithTimeout(ctx, operationForce)
+	defer cancel()
+	n.awaitForce(ctx, s, []string{brokerGroup})
 }
 
 // lost says losses in words.
@@ -420,7 +425,7 @@ func lost(losses []term.Loss, to term.Report, g *replicas) (lines []string) {
 	return lines
 }
 
-// transfer has the master hand over to a slave in sync, and waits until it did.
+// transfer has the master hand over to a slave in sync, and waits a while. Not done: it is under way, until the row asks for it no more (transferMax).
 func (n *Node) transfer(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRequest, response *wire.BrokerGroupResponse) error {
 	s := n.store.View()
 	row, expect := rowOf(s, r.BrokerGroup)
@@ -456,7 +461,6 @@ func (n *Node) transfer(ctx context.Context, by meta.Actor, r *wire.BrokerGroupR
 		return wire.Errorf(wire.CodeInUse, "broker %s is no slave in sync of broker group %s, so its master cannot hand over to it: %s", target, r.BrokerGroup, cmp.Or(why, "its master does not know it"))
 	}
 	if r.DryRun {
-		response.Lost = nil
 		return nil
 	}
 	next := row
@@ -467,34 +471,23 @@ func (n *Node) transfer(ctx context.Context, by meta.Actor, r *wire.BrokerGroupR
 		return err
 	}
 	n.logRow(r.BrokerGroup, row, next, "an operator asked for a transfer")
-	wait, cancel := context.WithTimeout(ctx, transferMax)
+	wait, cancel := context.WithTimeout(ctx, transferAnswered)
 	defer cancel()
 	for {
 		now, _ := rowOf(s, r.BrokerGroup)
 		switch {
 		case now.Master.Broker == target && now.Term > row.Term:
 			response.Done = true
-			n.awaitForce(ctx, s, []string{r.BrokerGroup})
+			n.inForceSoon(ctx, s, r.BrokerGroup)
 			return nil
 		case now.Term > row.Term:
 			return wire.Errorf(wire.CodeConflict, "broker %s became master of term %d meanwhile", now.Master.Broker, now.Term)
 		case now.Transfer == "":
 			return wire.Errorf(wire.CodeConflict, "broker %s did not hand over to broker %s, and goes on: see its log", master, target)
 		}
-		if s, err = n.store.Watch(wait, s); err == nil {
-			continue
+		if s, err = n.store.Watch(wait, s); err != nil {
+			return nil
 		}
-		// It is given up; should it come about all the same, it is no less right.
-		end, cancel := context.WithTimeout(n.ctx, beatTimeout)
-		defer cancel()
-		if now, expect := rowOf(n.store.View(), r.BrokerGroup); now.Transfer == target && now.Term == row.Term {
-			now.Transfer = ""
-			now.Change++
-			if _, err := n.updateRow(end, by, "the transfer was given up", r.BrokerGroup, now, expect); err != nil {
-				n.o.Logger.Warn("a transfer cannot be given up yet", "brokerGroup", r.BrokerGroup, "err", err)
-			}
-		}
-		return wire.Errorf(wire.CodeTimeout, "broker %s did not hand over to broker %s in time, and goes on: see its log", master, target)
 	}
 }
 
@@ -524,7 +517,7 @@ func (n *Node) setState(ctx context.Context, by meta.Actor, r *wire.BrokerGroupR
 			return err
 		}
 		response.Done = true
-		n.awaitForce(ctx, next, []string{r.BrokerGroup})
+		n.inForceSoon(ctx, next, r.BrokerGroup)
 		return nil
 	}
 }
