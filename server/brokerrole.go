@@ -1,9 +1,11 @@
 package server
 
 import (
+	"errors"
 	"sync/atomic"
 	"time"
 
+	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/listener"
 	"github.com/jmqio/jmq/wire"
 )
@@ -119,6 +121,11 @@ func (x *replicas) close() error {
 	err := e.close()
 	x.master.Store(nil)
 	x.slave.Store(nil)
+	if errors.Is(err, journal.ErrFenced) {
+		// The slaves of the set were gone, or another is master: what was appended last may be committed or not, and nobody was told that it is.
+		x.s.log.Warn("the master stopped before all of its journal was committed", "brokerGroup", x.group(), "err", err)
+		return nil
+	}
 	if err == nil {
 		err = x.state.CleanStop()
 	}

@@ -294,6 +294,9 @@ func (b *Broker) wantTopic(ctx context.Context, s *meta.Snapshot, o *meta.Object
 		RetentionAge: time.Duration(want.RetentionAge), RetentionBytes: want.RetentionBytes, DiscardUnconsumed: want.DiscardUnconsumed,
 		PauseProduce: want.PauseProduce, PauseConsume: want.PauseConsume,
 	}
+	if want.Durability == meta.DurabilityReplicated {
+		settings.Durability = store.DurabilityReplicated
+	}
 	origin := store.Origin{Generation: uint64(s.Generation), Created: uint64(o.Created), Version: uint64(s.Version)}
 	if !there {
 		return b.makeTopic(ctx, store.Topic{Namespace: n.namespace, Name: n.name, Partitions: uint32(want.Partitions), Settings: settings, Origin: origin}, registryText)

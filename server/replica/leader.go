@@ -84,6 +84,7 @@ type slaveOf struct {
 	broker  string
 	member  term.Member // as told when it came last; before that, as the registry holds it
 	set     bool        // it is in the set that is wanted
+	joining bool        // commits wait for it so that it can join: with a disk faster than the network it has never acked all that is committed
 	waited  bool        // commits wait for it: set, or the registry may hold it
 	refuse  bool        // it refused to cut
 	session uint64      // 0: none in this epoch
@@ -321,7 +322,7 @@ func (l *Leader) settle() {
 		c = l.end
 	}
 	for _, s := range l.slaves {
-		s.waited = s.set || l.auto && !l.off.off(ruleUnionSet) && l.mayHold(s.broker)
+		s.waited = s.set || s.joining || l.auto && !l.off.off(ruleUnionSet) && l.mayHold(s.broker)
 		if s.waited && !l.off.off(ruleSetAcks) {
 			c = min(c, s.acked)
 		}
@@ -380,9 +381,13 @@ func (l *Leader) Tick(now time.Time) {
 		// rules JoinAtCommitted and JoinBeyondEpoch: this master does not know how far the one before it committed, so all that it held when it
 		// opened counts as committed.
 		inStep := s.begun && !s.gone && late <= l.timing.LeaveAfter/2 && silent <= l.timing.LeaveAfter/2 && behind <= l.timing.LeaveBytes/2 &&
-			(s.acked >= l.committed || l.off.off(ruleJoinAtCommitted)) && (s.acked >= l.begins || l.off.off(ruleJoinBeyondEpoch))
+			(s.acked >= l.begins || l.off.off(ruleJoinBeyondEpoch))
 		if !inStep {
 			s.steady = time.Time{}
+			if s.joining {
+				s.joining = false
+				l.settle()
+			}
 			continue
 		}
 		if s.steady.IsZero() {
@@ -392,7 +397,12 @@ func (l *Leader) Tick(now time.Time) {
 		if s.joined.IsZero() && now.Sub(l.opened) < l.timing.JoinAfter {
 			wait = 0 // it was in step with the master before, or leaves again
 		}
-		if now.Sub(s.steady) >= wait {
+		switch {
+		case now.Sub(s.steady) < wait:
+		case s.acked < l.committed && !l.off.off(ruleJoinAtCommitted):
+			s.joining = true
+		default:
+			s.joining = false
 			s.set, s.joined = true, now // rule JoinMasterFirst: it is waited for before the registry hears of it
 			l.event(s.broker, "joined", "it is in step")
 			l.settle()

@@ -3,11 +3,16 @@ package servertest
 import (
 	"context"
 	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/jmqio/jmq/client"
 	"github.com/jmqio/jmq/server"
+	"github.com/jmqio/jmq/server/meta"
+	"github.com/jmqio/jmq/wire"
 )
 
 // fast makes slaves join soon.
@@ -54,4 +59,285 @@ func TestReplicates(t *testing.T) {
 	}
 	g.InSync(1)
 	g.sameEnds()
+}
+
+// sends is who sends all the while, and keeps how long the slowest send took and which failed.
+type sends struct {
+	mu      sync.Mutex
+	ok      int
+	slowest time.Duration
+	failed  []error
+	stop    context.CancelFunc
+	done    sync.WaitGroup
+}
+
+func startSends(t testing.TB, c *client.Client, topic string) *sends {
+	t.Helper()
+	p, err := c.Producer(topic)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &sends{}
+	ctx, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	s.done.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			begun := time.Now()
+			_, err := p.Send(context.Background(), &client.Message{Body: fmt.Appendf(nil, "%d", i)})
+			took := time.Since(begun)
+			s.mu.Lock()
+			if s.slowest = max(s.slowest, took); err == nil {
+				s.ok++
+			} else {
+				s.failed = append(s.failed, err)
+			}
+			s.mu.Unlock()
+		}
+	})
+	t.Cleanup(func() { s.end() })
+	return s
+}
+
+func (s *sends) end() (ok int, slowest time.Duration, failed []error) {
+	s.stop()
+	s.done.Wait()
+	return s.ok, s.slowest, s.failed
+}
+
+// received fetches until n different messages were had, and fails the test if they do not come.
+func received(t testing.TB, c *client.Client, topic string, n int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	k, err := c.Consumer(topic, client.Group("check"), client.Start(client.FromBeginning))
+	if err != nil {
+		t.Fatal(err)
+	}
+	had := map[string]bool{}
+	for len(had) < n {
+		ds, err := k.Fetch(ctx, 100)
+		if err != nil {
+			t.Fatalf("%d of %d messages came: %v", len(had), n, err)
+		}
+		for _, d := range ds {
+			had[d.ID] = true
+		}
+		if err := k.Ack(ctx, ds...); err != nil && wire.CodeOf(err) != wire.CodeNotMaster {
+			t.Logf("ack: %v", err)
+		}
+	}
+}
+
+// replicated is a cluster with a broker group that has a master and slaves in sync, a topic, and a client.
+func replicated(t *testing.T, o ClusterOptions) (*Cluster, *ReplicaGroup, *client.Client) {
+	t.Helper()
+	o.Memory = true
+	if o.Each == nil {
+		o.Each = fast
+	}
+	o.Slaves = max(o.Slaves, 1)
+	c := StartCluster(t, o)
+	g := c.Groups[0]
+	g.Master()
+	c.Registries[0].CreateTopic("orders", 2)
+	g.InSync(o.Slaves)
+	var all []string
+	for _, b := range g.Brokers {
+		all = append(all, b.Address())
+	}
+	return c, g, c.Dial(strings.Join(all, ","))
+}
+
+// TestMasterKilled: on a fixed broker group the master that was killed is still named: it opens again, and has all that was answered.
+func TestMasterKilled(t *testing.T) {
+	t.Parallel()
+	c, g, cl := replicated(t, ClusterOptions{})
+	for i := range 30 {
+		if err := send(t, cl, "orders", fmt.Sprint(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := g.Master()
+	c.Kill(m)
+	m.StartAgain()
+	if again := g.Master(); again != m {
+		t.Fatalf("%s is master", again.Name())
+	}
+	g.InSync(1)
+	received(t, cl, "orders", 30)
+}
+
+// TestDegraded: a slave that is gone is waited for no longer than it may, sends go on, and it joins again when it is back.
+func TestDegraded(t *testing.T) {
+	t.Parallel()
+	c, g, cl := replicated(t, ClusterOptions{})
+	s := startSends(t, cl, "orders")
+	c.Kill(g.Brokers[1])
+	g.InSync(0)
+	g.Brokers[1].StartAgain()
+	g.InSync(1)
+	ok, slowest, failed := s.end()
+	if len(failed) > 0 || slowest > 3*time.Second {
+		t.Errorf("of %d sends %d failed, the slowest took %v: %v", ok, len(failed), slowest, failed)
+	}
+	g.sameEnds()
+	t.Logf("%d sends, the slowest took %v", ok, slowest)
+}
+
+// TestPromoted: on an auto broker group the slave in sync becomes master soon after the death of the master, with all that was answered, and the old
+// master comes back as its slave.
+func TestPromoted(t *testing.T) {
+	t.Parallel()
+	c, g, cl := replicated(t, ClusterOptions{Auto: true})
+	for i := range 30 {
+		if err := send(t, cl, "orders", fmt.Sprint(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	old := g.Master()
+	begun := time.Now()
+	c.Kill(old)
+	next := g.Master()
+	took := time.Since(begun)
+	if next == old {
+		t.Fatalf("%s is master again", old.Name())
+	}
+	t.Logf("a new master served after %v", took)
+	if took > 5*time.Second {
+		t.Errorf("a new master served after %v", took)
+	}
+	if err := send(t, cl, "orders", "to the new master"); err != nil {
+		t.Error(err)
+	}
+	old.StartAgain()
+	g.InSync(1)
+	g.sameEnds()
+	received(t, cl, "orders", 31)
+}
+
+// TestTransferred: a planned transfer has no send fail, and the pause is short.
+func TestTransferred(t *testing.T) {
+	t.Parallel()
+	_, g, cl := replicated(t, ClusterOptions{})
+	old := g.Master()
+	s := startSends(t, cl, "orders")
+	g.Await("the registry takes the transfer", func(map[string]*wire.ReplicaStatus) bool { // its heartbeats tell of the slave
+		_, err := g.Do(&wire.BrokerGroupRequest{Action: "transfer", Broker: g.Brokers[1].Name()})
+		if err != nil && wire.CodeOf(err) != wire.CodeInUse {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
+	g.Await("the slave is master, the master its slave", func(all map[string]*wire.ReplicaStatus) bool {
+		return all[g.Brokers[1].Name()].GetRole() == "master" && all[old.Name()].GetRole() == "slave"
+	})
+	g.InSync(1)
+	ok, slowest, failed := s.end()
+	if len(failed) > 0 || slowest > 2*time.Second {
+		t.Errorf("of %d sends %d failed, the slowest took %v: %v", ok, len(failed), slowest, failed)
+	}
+	t.Logf("%d sends, the slowest took %v", ok, slowest)
+	received(t, cl, "orders", ok)
+}
+
+// TestForced: when the master is gone an operator promotes the slave by force; the old master comes back with a tail of its own, which is set
+// aside, and follows.
+func TestForced(t *testing.T) {
+	t.Parallel()
+	c, g, cl := replicated(t, ClusterOptions{})
+	if err := send(t, cl, "orders", "both have it"); err != nil {
+		t.Fatal(err)
+	}
+	g.sameEnds()
+	old, slave := g.Brokers[0], g.Brokers[1]
+	c.Links.Part(old.Name(), slave.Name())
+	g.InSync(0)
+	for i := range 5 {
+		if err := send(t, cl, "orders", fmt.Sprint("only the master has it ", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.Kill(old)
+	if r, err := g.Do(&wire.BrokerGroupRequest{Action: "promote", Broker: slave.Name(), Off: []string{old.Name()}, Force: true}); err != nil {
+		t.Fatalf("%v, %v", r, err)
+	}
+	if m := g.Master(); m != slave {
+		t.Fatalf("%s is master", m.Name())
+	}
+	c.Links.Heal()
+	old.StartAgain()
+	g.InSync(1)
+	g.sameEnds()
+	if err := send(t, cl, "orders", "after it"); err != nil {
+		t.Error(err)
+	}
+	names, err := old.config.FS.List(filepath.Join(old.Folder(), "journal", "diverged"))
+	if err != nil || len(names) != 1 {
+		t.Errorf("set aside are %v, %v", names, err)
+	}
+}
+
+// TestRefusesAlone: a replicated topic takes no sends while no slave is in sync; others do.
+func TestRefusesAlone(t *testing.T) {
+	t.Parallel()
+	c, g, cl := replicated(t, ClusterOptions{})
+	c.Apply(Object{Key(meta.KindTopic, "money"), &meta.Topic{Partitions: 1, BrokerGroups: []string{g.Name}, Durability: meta.DurabilityReplicated}})
+	if err := send(t, cl, "money", "two have it"); err != nil {
+		t.Fatal(err)
+	}
+	c.Kill(g.Brokers[1])
+	g.InSync(0)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	p, err := cl.Producer("money")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Send(ctx, &client.Message{Body: []byte("one has it")}); err == nil {
+		t.Error("a replicated topic took a send without a slave")
+	}
+	if err := send(t, cl, "orders", "normal"); err != nil {
+		t.Error(err)
+	}
+	g.Brokers[1].StartAgain()
+	g.InSync(1)
+	if err := send(t, cl, "money", "two have it again"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRegistryAway: without the registry a master that was killed opens when its slave says that it has met no higher term, and a broker that alone
+// makes up its broker group opens at once.
+func TestRegistryAway(t *testing.T) {
+	t.Parallel()
+	c, g, cl := replicated(t, ClusterOptions{})
+	alone := c.AddBroker()
+	c.Groups[1].Master()
+	if err := send(t, cl, "orders", "before"); err != nil {
+		t.Fatal(err)
+	}
+	g.sameEnds()
+	c.Registries[0].Stop()
+	c.Kill(g.Brokers[0])
+	c.Kill(alone)
+	alone.StartAgain()
+	c.Groups[1].Master()
+	g.Brokers[0].StartAgain()
+	g.Master()
+	if err := send(t, cl, "orders", "without the registry"); err != nil {
+		t.Error(err)
+	}
+	// All of it, and nothing is there: a broker cannot know whether the other met a higher term.
+	c.Kill(g.Brokers[0])
+	c.Kill(g.Brokers[1])
+	g.Brokers[0].StartAgain()
+	g.Await("the master waits", func(all map[string]*wire.ReplicaStatus) bool {
+		st := all[g.Brokers[0].Name()]
+		return st.GetRole() == "waiting" && strings.Contains(st.GetWhy(), "registry is away")
+	})
+	g.Brokers[1].StartAgain()
+	g.Master()
+	c.Registries[0].StartAgain()
+	g.InSync(1)
+	received(t, cl, "orders", 2)
 }

@@ -106,7 +106,7 @@ func (s *Server) serves() bool {
 	return wire.CodeOf(err) != wire.CodeNotMaster
 }
 
-// InSync waits until the master has n slaves in sync.
+// InSync waits until the master has n slaves in sync; on an auto broker group also until the registry knows.
 func (g *ReplicaGroup) InSync(n int) {
 	g.c.t.Helper()
 	g.Await(fmt.Sprintf("%d slaves are in sync", n), func(all map[string]*wire.ReplicaStatus) bool {
@@ -118,7 +118,7 @@ func (g *ReplicaGroup) InSync(n int) {
 				}
 			}
 			if st.GetRole() == "master" && in == n {
-				return true
+				return !g.c.o.Auto || len(g.Row().Set) == n
 			}
 		}
 		return false
