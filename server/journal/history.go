@@ -175,6 +175,13 @@ func readHistory(fsys vfs.FS, dir string, store *[storeIDBytes]byte) (h []EpochS
 	return h, true, nil
 }
 
+// ReadHistory returns what the list of epochs of a journal says that nobody has open: as History, but as it was written, and nothing where the
+// list is missing or damaged.
+func ReadHistory(fsys vfs.FS, dir string, store [16]byte) ([]EpochStart, error) {
+	h, _, err := readHistory(fsys, dir, &store)
+	return h, err
+}
+
 // epochs collects where epochs begin from the records that are read.
 type epochs []EpochStart
 

@@ -144,7 +144,7 @@ type Gather func(add func(kind journal.Kind, payload []byte, done func(error)))
 // Store keeps messages by partition and index, and all other records, in one log. Everything is visible only when it
 // is committed: synced here and, where replicated, acknowledged there. Safe for concurrent use.
 //
-// Errors of appends: journal.ErrBusy, ErrClosed, ErrFailed, ErrNoSpace (nothing was written), ErrUnknown (outcome not known).
+// Errors of appends: journal.ErrBusy, ErrClosed, ErrFailed, ErrNoSpace, ErrNotReplicated (nothing was written), ErrUnknown (outcome not known).
 // After ErrUnknown the store has stopped: Err says why, and until it is opened again every append is ErrFailed.
 //
 // A done is called exactly once, in the order of the log, after the tables have applied the record and before anyone is
@@ -160,6 +160,10 @@ type Store interface {
 	// before. AppendBatch, AppendRecord and CreateTopic must not be called under a lock that a done, Gather, Watch or
 	// Options.AfterCommit of an engine wants.
 	AppendBatch(p Partition, batch []byte, done func(first index.Index, stored int64, err error)) error
+	// A batch whose producer has an id, and which was stored or is under way with the same sequence and number of messages, is not stored
+	// again: done is called with what became of the first, perhaps before AppendBatch or QueueBatch returns. One that has some of its sequences
+	// in common with another is an ErrBatch that wraps wire.CodeInvalid. How far back is looked, server/dedupe says.
+	//
 	// QueueBatch is AppendBatch that starts no commit: the batch goes into the next one. The caller calls Commit when it has
 	// queued all that it has at the moment, so that one commit takes it all.
 	QueueBatch(p Partition, batch []byte, done func(first index.Index, stored int64, err error)) error

@@ -3,6 +3,7 @@ package local
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/jmqio/jmq/server/dedupe"
 	"github.com/jmqio/jmq/server/index"
@@ -56,41 +57,22 @@ func Open(opt Options) (*Store, error) {
 	return s, nil
 }
 
+// ErrNeedsCopy: the folder does not hold what it once held, or not what its checkpoints are of, and it cannot be made again from the log: a
+// full copy of another store helps, or what is missing, brought back.
+var ErrNeedsCopy = errors.New("store: only a full copy helps")
+
+// copyError is an error that is ErrNeedsCopy.
+type copyError struct{ error }
+
+func (e copyError) Is(target error) bool { return target == ErrNeedsCopy }
+func (e copyError) Unwrap() error        { return e.error }
+
+func needsCopy(format string, args ...any) error { return copyError{fmt.Errorf(format, args...)} }
+
 func (s *Store) recover() error {
-	found, damaged, err := s.restoreNewest()
+	found, damaged, bad, start, err := s.openLog()
 	if err != nil {
 		return err
-	}
-	bad, err := s.index.Load()
-	if err != nil {
-		return fmt.Errorf("store: %w", err)
-	}
-	start := s.apply.end
-	var in batchReader
-	s.log, err = s.opt.OpenLog(LogOptions{
-		FS: s.opt.FS, Dir: s.folder.journal, StoreID: s.folder.storeID,
-		SegmentBytesMax: s.opt.SegmentBytesMax, SegmentBytesFirst: s.opt.SegmentBytesFirst,
-		CommitBytesMax: s.opt.CommitBytesMax, QueueBytesMax: s.opt.QueueBytesMax, QueueLenMax: s.opt.QueueLenMax,
-		IdleAfter: s.opt.IdleAfter, Start: start, StartEpoch: s.apply.epoch, Term: s.opt.Term,
-		Now: s.opt.Now, Logger: s.opt.Logger, Progress: s.opt.Progress,
-		BeforeCommit: s.beforeCommit, AfterCommit: s.afterCommit,
-		Recovered:   func(rec journal.Record) error { return s.recovered(&rec, &in) },
-		OnCommitted: s.following.committed,
-	})
-	if err != nil {
-		return fmt.Errorf("store: open the log of %s: %w", s.folder.dir, err)
-	}
-	if s.opt.Follow {
-		var ok bool
-		if s.followed, ok = s.log.(FollowedLog); !ok {
-			return fmt.Errorf("store: the log of %s does not follow another", s.folder.dir)
-		}
-	}
-	if begin := s.log.Begin(); begin > start {
-		return s.refuse(found, begin)
-	}
-	if end := s.log.Committed(); end < start {
-		return fmt.Errorf("store: the log of %s ends at position %d, but its checkpoint is of position %d", s.folder.dir, end, start)
 	}
 	if n := s.topics.Len(); s.apply.end > start || !found {
 		s.opt.Logger.Info("store recovered", "folder", s.folder.dir, "checkpoint", start, "position", s.apply.end, "topics", n)
@@ -130,6 +112,114 @@ func (s *Store) recover() error {
 		}
 	}
 	s.changing.start(s.topics)
+	return nil
+}
+
+// openLog restores the newest checkpoint and opens the log with it, which applies what follows. The log of a slave may have been cut, since it
+// had what its master never committed: then checkpoints of what was cut are passed over, as damaged ones are.
+func (s *Store) openLog() (found bool, damaged []journal.Position, bad []*index.DamageError, start journal.Position, err error) {
+	for below := journal.Position(math.MaxUint64); ; below = start {
+		if found, damaged, err = s.restoreNewest(below); err != nil {
+			return
+		}
+		if bad, err = s.index.Load(); err != nil {
+			err = fmt.Errorf("store: %w", err)
+			return
+		}
+		start = s.apply.end
+		s.restored = s.apply.epoch
+		if err = s.checkHistory(start); err == nil {
+			err = s.openLogAt(start)
+		}
+		if err == nil {
+			err = s.checkLog(found, start)
+		}
+		if err == nil || !s.opt.Follow || !found || !errors.Is(err, ErrNeedsCopy) {
+			return
+		}
+		s.opt.Logger.Warn("checkpoint is not of what the log has, an older one is used", "folder", s.folder.dir, "position", start, "err", err)
+		if s.log != nil {
+			_ = s.log.Close() // it is opened again
+			s.log = nil
+		}
+		s.byID.Store(new([]*topicState))
+		s.apply.end, s.apply.epoch, s.apply.since, s.apply.dropped = 0, 0, 0, nil
+		s.apply.err, s.flushAt = nil, 0
+		s.lost.any, s.lost.last, s.lost.bytes, s.lost.messages = false, 0, 0, 0
+		s.background.mu.position, s.background.mu.older = 0, 0
+	}
+}
+
+// checkLog sees that the log has what the checkpoint of position start is of.
+func (s *Store) checkLog(found bool, start journal.Position) error {
+	if s.opt.Follow {
+		var ok bool
+		if s.followed, ok = s.log.(FollowedLog); !ok {
+			return fmt.Errorf("store: the log of %s does not follow another", s.folder.dir)
+		}
+	}
+	if begin := s.log.Begin(); begin > start {
+		return s.refuse(found, begin)
+	}
+	if end := s.log.Committed(); end < start {
+		return needsCopy("store: the log of %s ends at position %d, but its checkpoint is of position %d", s.folder.dir, end, start)
+	}
+	return nil
+}
+
+// checkHistory sees that the log of a slave was not cut below start, and has grown again since: then it has other records there, of a later
+// epoch. (Logs that have one record in common have all before it in common.) It is asked before the log is opened, which would
+// take records that do not begin where the checkpoint says for damaged ones.
+func (s *Store) checkHistory(start journal.Position) error {
+	if !s.opt.Follow || start == 0 {
+		return nil
+	}
+	history, err := journal.ReadHistory(s.opt.FS, s.folder.journal, s.folder.storeID)
+	if err != nil {
+		return fmt.Errorf("store: read the epochs of the log of %s: %w", s.folder.dir, err)
+	}
+	if e := epochBelow(history, start); e > s.restored {
+		return needsCopy("store: the log of %s has a record of epoch %v below position %d, but its checkpoint has one of epoch %v", s.folder.dir, e, start, s.restored)
+	}
+	return nil
+}
+
+// epochBelow returns the epoch of the last record below a position; 0: not known.
+func epochBelow(history []journal.EpochStart, p journal.Position) (e journal.Epoch) {
+	for _, h := range history {
+		if h.Position < p {
+			e = h.Epoch
+		}
+	}
+	return e
+}
+
+// openLogAt opens the log; what it has from start on is applied.
+func (s *Store) openLogAt(start journal.Position) (err error) {
+	var in batchReader
+	s.log, err = s.opt.OpenLog(LogOptions{
+		FS: s.opt.FS, Dir: s.folder.journal, StoreID: s.folder.storeID,
+		SegmentBytesMax: s.opt.SegmentBytesMax, SegmentBytesFirst: s.opt.SegmentBytesFirst,
+		CommitBytesMax: s.opt.CommitBytesMax, QueueBytesMax: s.opt.QueueBytesMax, QueueLenMax: s.opt.QueueLenMax,
+		IdleAfter: s.opt.IdleAfter, Start: start, StartEpoch: s.apply.epoch, Term: s.opt.Term,
+		Now: s.opt.Now, Logger: s.opt.Logger, Progress: s.opt.Progress,
+		BeforeCommit: s.beforeCommit, AfterCommit: s.afterCommit,
+		Recovered: func(rec journal.Record) error {
+			err := s.recovered(&rec, &in)
+			if err != nil && s.opt.Follow { // it contradicts the checkpoint
+				err = copyError{err}
+			}
+			return err
+		},
+		OnCommitted: s.following.committed,
+	})
+	if err != nil {
+		s.log = nil
+		if errors.As(err, new(*journal.CorruptError)) && s.opt.Follow && start > 0 {
+			err = copyError{err}
+		}
+		return fmt.Errorf("store: open the log of %s: %w", s.folder.dir, err)
+	}
 	return nil
 }
 
@@ -181,7 +271,7 @@ func (s *Store) checkBegin(begin journal.Position) error {
 		if t, err := s.find(store.TopicID(k.Topic), k.Incarnation); err == nil {
 			name = fmt.Sprintf("%q", t.topic.Name)
 		}
-		found = fmt.Errorf("store: the log of %s begins at position %d, but message %d of topic %s, partition %d, is at a position below it: segments are missing, bring them back",
+		found = needsCopy("store: the log of %s begins at position %d, but message %d of topic %s, partition %d, is at a position below it: segments are missing, bring them back",
 			s.folder.dir, begin, from, name, k.Partition)
 		return false
 	})
@@ -191,21 +281,25 @@ func (s *Store) checkBegin(begin journal.Position) error {
 // refuse says that the log begins too late for what is known of the time before.
 func (s *Store) refuse(found bool, begin journal.Position) error {
 	if !found {
-		return fmt.Errorf("store: %s has no whole checkpoint left and its log begins at position %d: what was before cannot be rebuilt, so it is left as it is",
+		return needsCopy("store: %s has no whole checkpoint left and its log begins at position %d: what was before cannot be rebuilt, so it is left as it is",
 			s.folder.dir, begin)
 	}
-	return fmt.Errorf("store: %s has no whole checkpoint from position %d on, where its log begins: what was before cannot be rebuilt, so it is left as it is",
+	return needsCopy("store: %s has no whole checkpoint from position %d on, where its log begins: what was before cannot be rebuilt, so it is left as it is",
 		s.folder.dir, begin)
 }
 
-// restoreNewest restores the newest whole checkpoint; false when there is none. It also returns the newer ones, which are
-// damaged.
-func (s *Store) restoreNewest() (found bool, damaged []journal.Position, err error) {
+// restoreNewest restores the newest whole checkpoint below a position; false when there is none. It also returns the newer ones, which are
+// damaged or not below.
+func (s *Store) restoreNewest(below journal.Position) (found bool, damaged []journal.Position, err error) {
 	positions, err := s.folder.checkpoints()
 	if err != nil {
 		return false, nil, err
 	}
 	for i, p := range positions {
+		if p >= below {
+			damaged = append(damaged, p)
+			continue
+		}
 		h, err := s.restore(p)
 		if err == nil {
 			s.apply.end, s.apply.epoch = h.Position, h.Epoch
@@ -221,19 +315,30 @@ func (s *Store) restoreNewest() (found bool, damaged []journal.Position, err err
 		damaged = append(damaged, p)
 		s.opt.Logger.Warn("checkpoint is damaged, an older one is used", "folder", s.folder.dir, "position", p, "err", err)
 	}
+	if err := s.reset(); err != nil {
+		return false, nil, err
+	}
 	if len(positions) > 0 {
 		s.opt.Logger.Warn("no checkpoint is whole, the log is read from its begin", "folder", s.folder.dir)
 	}
 	return false, damaged, nil
 }
 
-// restore fills index and tables from one checkpoint, which is checked before anything is changed.
-func (s *Store) restore(p journal.Position) (checkpointHeader, error) {
+// reset forgets what a checkpoint said.
+func (s *Store) reset() error {
 	s.index.Reset(0, nil)
 	for _, t := range s.tables {
 		if err := t.Restore(nil); err != nil {
-			return checkpointHeader{}, err
+			return err
 		}
+	}
+	return nil
+}
+
+// restore fills index and tables from one checkpoint, which is checked before anything is changed.
+func (s *Store) restore(p journal.Position) (checkpointHeader, error) {
+	if err := s.reset(); err != nil {
+		return checkpointHeader{}, err
 	}
 	h, err := s.folder.openCheckpoint(p, &checkpointVisitor{
 		runs: s.index.Reset,

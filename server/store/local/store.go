@@ -98,6 +98,8 @@ type Store struct {
 		dropped []index.Key
 	}
 
+	restored journal.Epoch // of the last record below the checkpoint that was restored; 0: none was
+
 	flushAt journal.Position // recovery flushes the index at it or later
 
 	// grown are the partitions that grew in this commit. Only the committing goroutine touches it.
@@ -309,8 +311,9 @@ func (s *Store) shut() error {
 	}
 	s.verifier.stop()
 	s.background.stop()
-	errs := []error{s.log.Close()} // commits what it holds, and calls back
-	if s.failure.Load() == nil && errs[0] == nil {
+	errs := []error{s.log.Close()}                                // commits what it holds, and calls back
+	cut := s.followed != nil && s.followed.Synced() < s.Applied() // below what is applied: a checkpoint would be of nothing
+	if s.failure.Load() == nil && errs[0] == nil && !cut {
 		errs = append(errs, s.checkpoint())
 	}
 	s.background.work.Lock()
