@@ -305,7 +305,7 @@ func (x *replicas) decide(ctx context.Context) (d replica.Decision, met []replic
 	}
 	k.Fresh = k.History.End == 0
 	if row == nil || row.Master.Broker == self.Broker {
-		k.Met = x.meet(ctx, 0)
+		k.Met = x.meet(ctx, state.Granted) // what is answered is true of a broker that does nothing in a lower term any more
 	}
 	d = replica.Decide(k)
 	if d.Seen > state.Seen {

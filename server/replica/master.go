@@ -122,6 +122,11 @@ func OpenMaster(ctx context.Context, n Node, termGranted uint32, forced bool, op
 	if serve != nil {
 		serve(m)
 	}
+	// Who asked for a promise while the journal was opened was answered by the broker, and found no master to end.
+	if seen := m.n.State.Get().Seen; seen > m.epoch.Term() {
+		m.StepDown(seen, fmt.Sprintf("term %d was met while it opened", seen))
+		return nil, fmt.Errorf("%w: term %d was met while the master of term %d opened", ErrFenced, seen, m.epoch.Term())
+	}
 	if err := m.settle(ctx); err != nil {
 		return nil, err
 	}

@@ -58,10 +58,6 @@ func (d *simDisk) end() journal.Position { return journal.Position(len(d.records
 
 func (d *simDisk) history() History { return History{Epochs: slices.Clone(d.epochs), End: d.end()} }
 
-func (d *simDisk) has(id int) bool {
-	return slices.ContainsFunc(d.records, func(r record) bool { return r.id == id })
-}
-
 type event struct {
 	at  time.Time
 	seq int
