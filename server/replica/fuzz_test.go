@@ -240,7 +240,7 @@ func TestTwins(t *testing.T) {
 		w, err := twin.Follow(t.Context(), r)
 		must(t, err)
 		r.Session = w.Session
-		w, err = twin.Follow(t.Context(), r)
+		_, err = twin.Follow(t.Context(), r)
 		must(t, err)
 		if n := len(a.Master.Status().Slaves); n != 1 {
 			t.Errorf("%d slaves are counted", n)

@@ -38,7 +38,6 @@ type Slave struct {
 	ctx        context.Context
 	stop       context.CancelFunc
 	wg         sync.WaitGroup
-	closing    sync.Once
 	mustReopen chan struct{}
 	heard      atomic.Int64  // unix ns; 0: never
 	applied    atomic.Uint64 // committed as told to the store

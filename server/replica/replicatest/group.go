@@ -339,6 +339,11 @@ func (g *Group) Promote() (term.Row, error) {
 	return g.Registry.Change(func(r term.Row) (term.Row, error) { return r.Promote(reports, known, Generation) })
 }
 
+// Serve is what a broker answers that is a master, or a slave.
+func Serve(m *replica.Master, s *replica.Slave) wire.Replication {
+	return &service{master: m, slave: s}
+}
+
 // service lets a node answer what it can as it is.
 type service struct {
 	wire.Replication // nil: the rest is not asked

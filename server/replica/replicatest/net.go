@@ -263,9 +263,18 @@ func (n *Net) Peer(from, to string) replica.Peer {
 	return p
 }
 
+// DialTCP is a Peer over TCP.
+func DialTCP(from, address string) replica.Peer {
+	p := &peer{net: NewNet(), from: from, to: address, making: make(chan struct{}, 1), tcp: true}
+	p.ctx, p.stop = context.WithCancel(context.Background())
+	p.Remote = replica.Remote{Do: p.do, Start: p.Call}
+	return p
+}
+
 type peer struct {
 	replica.Remote
 	net      *Net
+	tcp      bool
 	from, to string
 	ctx      context.Context // ends with Close
 	stop     context.CancelFunc
@@ -288,7 +297,11 @@ func (p *peer) connect(ctx context.Context) (*wire.Conn, error) {
 	if c := p.conn.Load(); c != nil && c.Err() == nil {
 		return c, nil
 	}
-	nc, err := p.net.Dial(p.from, p.to)
+	dial := func() (net.Conn, error) { return p.net.Dial(p.from, p.to) }
+	if p.tcp {
+		dial = func() (net.Conn, error) { return net.DialTimeout("tcp", p.to, time.Second) }
+	}
+	nc, err := dial()
 	if err != nil {
 		return nil, wire.Errorf(wire.CodeDisconnected, "%v", err)
 	}
