@@ -1,8 +1,6 @@
 package wire
 
-import (
-	"google.golang.org/protobuf/proto"
-)
+import "google.golang.org/protobuf/encoding/protowire"
 
 const (
 	// ReplicationBytesMax bounds the records, or bytes of a seed, in one answer between brokers.
@@ -94,11 +92,12 @@ func checkTakeOver(r *TakeOverRequest) error {
 	return checkName("broker group", r.BrokerGroup, true)
 }
 
-// pull begins a request that waits for records. Its answer is written at once, for a commit waits for it.
+// pull begins a request that waits for records. Its answer is written at once, for a commit waits for it. Both headers are coded by hand: one of
+// each goes with every commit.
 func (s *Session) pull(c *call, f Frame) error {
 	r := new(PullRequest)
-	if err := proto.Unmarshal(f.Header, r); err != nil {
-		return errHeader
+	if err := parsePullRequest(f.Header, r); err != nil {
+		return err
 	}
 	r.BytesMax = replicationBytes(r.BytesMax)
 	s.h.services.Replication.Pull(s.ctx, r, func(m *PullResponse, records []byte, err error) {
@@ -110,15 +109,61 @@ func (s *Session) pull(c *call, f Frame) error {
 			s.conn.Flush()
 			return
 		}
-		b, err := proto.Marshal(m)
-		if err != nil { // a string that is not UTF-8
-			c.fail(Errorf(CodeInternal, "the answer cannot be encoded: %v", err), false)
-			s.conn.Flush()
-			return
-		}
-		s.conn.Reply(c.request, c.command, b, records)
+		s.conn.Reply(c.request, c.command, appendPullResponse(c.scratch[:0], m), records)
 		s.conn.Flush()
 		c.end(false)
 	})
 	return nil
+}
+
+func parsePullRequest(b []byte, r *PullRequest) error {
+	for len(b) > 0 {
+		field, kind, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return errHeader
+		}
+		b = b[n:]
+		if kind != protowire.VarintType || field > 6 { // of a later version
+			if n = protowire.ConsumeFieldValue(field, kind, b); n < 0 {
+				return errHeader
+			}
+			b = b[n:]
+			continue
+		}
+		v, n := protowire.ConsumeVarint(b)
+		if n < 0 {
+			return errHeader
+		}
+		b = b[n:]
+		switch field {
+		case 1:
+			r.Session = v
+		case 2:
+			r.Epoch = v
+		case 3:
+			r.Acked = v
+		case 4:
+			r.Synced = v
+		case 5:
+			r.Window = uint32(v)
+		case 6:
+			r.BytesMax = uint32(v)
+		}
+	}
+	return nil
+}
+
+func appendPullResponse(b []byte, m *PullResponse) []byte {
+	for field, v := range [...]uint64{1: m.Epoch, 2: m.From, 3: m.Committed, 4: m.Begin} {
+		if v != 0 {
+			b = protowire.AppendVarint(protowire.AppendTag(b, protowire.Number(field), protowire.VarintType), v)
+		}
+	}
+	if m.InSync {
+		b = protowire.AppendVarint(protowire.AppendTag(b, 5, protowire.VarintType), 1)
+	}
+	if m.Transfer != "" {
+		b = protowire.AppendString(protowire.AppendTag(b, 6, protowire.BytesType), m.Transfer)
+	}
+	return b
 }

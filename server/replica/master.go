@@ -22,6 +22,7 @@ const (
 	seedIdle     = 30 * time.Second
 	roleMaster   = "master"
 	roleSlave    = "slave"
+	roleWaiting  = "waiting"
 )
 
 // Master is the log of a broker that was named master: records are committed when they are synced here and acked by every slave in sync.
@@ -274,6 +275,13 @@ func (m *Master) Append(a *journal.Append) error {
 	err := m.Journal.Append(a)
 	m.gate.RUnlock()
 	return err
+}
+
+// TryLead starts a commit as Kick does, and never carries it out itself: it may have to wait for slaves, and whoever reads a client's
+// connection must not.
+func (m *Master) TryLead() bool {
+	m.Kick()
+	return false
 }
 
 func (m *Master) shut(shut bool) {
@@ -752,7 +760,9 @@ func (m *Master) Status() *wire.ReplicaStatus {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	a.Committed = uint64(m.mu.leader.Committed())
-	a.Why = m.mu.why
+	if a.Why = m.mu.why; m.mu.fenced {
+		a.Role = roleWaiting
+	}
 	end := m.mu.leader.End()
 	for _, s := range m.mu.leader.Slaves(now) {
 		st := &wire.SlaveStatus{Broker: s.Broker, Store: s.Store, Boot: s.Boot, InSync: s.InSync, Acked: uint64(s.Acked), LagBytes: uint64(end - min(end, s.Acked)),

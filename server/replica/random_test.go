@@ -95,6 +95,11 @@ func (r *trial) step(names []string) {
 				n.PowerLoss(r.rng.IntN(101), r.rng)
 			}
 		}
+	case k < 47:
+		if row, _ := r.g.Registry.Row(); !n.Up() && n.Name != row.Master.Broker {
+			r.note("%s gets an empty disk", n.Name)
+			n.SwapDisk()
+		}
 	case k < 50:
 		r.note("partition of %s and %s", n.Name, other)
 		r.g.Net.Partition(n.Name, other)
@@ -252,7 +257,7 @@ func (r *trial) check(names []string) {
 // was named; of auto ones members are promoted.
 func TestRandom(t *testing.T) {
 	rng := random(t)
-	runs := 40
+	runs := 20
 	if testing.Short() {
 		runs = 4
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/replica"
 	"github.com/jmqio/jmq/server/replica/replicatest"
+	"github.com/jmqio/jmq/wire"
 )
 
 var (
@@ -222,7 +223,7 @@ func TestShort(t *testing.T) {
 	}, "a", "b")
 }
 
-// TestOtherIdentity: a master is fenced by a slave that has met a higher term; what it then takes is refused, and what was under way is
+// TestFence: a master is fenced by who asks it to promise a higher term; what it then takes is refused, and what was under way is
 // unknown.
 func TestFence(t *testing.T) {
 	inGroup(t, func(t *testing.T, g *replicatest.Group) {
@@ -253,6 +254,58 @@ func TestFence(t *testing.T) {
 		}
 		if err := a.Master.Err(); !errors.Is(err, journal.ErrFenced) {
 			t.Errorf("the journal: %v", err)
+		}
+	}, "a", "b")
+}
+
+// TestObserver: who reads the committed records waits for the next one, sees nothing that is not committed, and counts as no slave.
+func TestObserver(t *testing.T) {
+	inGroup(t, func(t *testing.T, g *replicatest.Group) {
+		a := pair(t, g, "b")
+		send(t, a, "1", true)
+		peer := g.Net.Peer("archive", "a")
+		defer peer.Close()
+		read := func(from uint64, wait uint32) (*wire.ReadLogResponse, []byte, time.Duration) {
+			began := time.Now()
+			m, b, err := peer.ReadLog(t.Context(), &wire.ReadLogRequest{From: from, Committed: true, WaitMs: wait, Observer: "archive"})
+			must(t, err)
+			return m, b, time.Since(began)
+		}
+		m, b, _ := read(0, 1000)
+		if m.From != 0 || uint64(len(b)) != m.Committed {
+			t.Fatalf("it reads %d bytes from %d, %d are committed", len(b), m.From, m.Committed)
+		}
+		time.Sleep(time.Second) // a no-op follows
+		_, b, _ = read(0, 0)
+		from := uint64(len(b))
+		time.AfterFunc(300*time.Millisecond, func() { _, _, _ = a.Send([]byte("2"), true) })
+		if m, b, took := read(from, 5000); m.From != from || len(b) == 0 || took > 400*time.Millisecond {
+			t.Errorf("it reads %d bytes from %d after %v", len(b), m.From, took)
+		}
+		time.Sleep(time.Second)
+		_, b, _ = read(0, 0)
+		from = uint64(len(b))
+		g.Net.Partition("a", "b")
+		go func() { _, _, _ = a.Send([]byte("3"), false) }()
+		if _, b, took := read(from, 500); len(b) != 0 || took < 500*time.Millisecond {
+			t.Errorf("it reads %d bytes that are not committed, after %v", len(b), took)
+		}
+		if n := len(a.Master.Status().Slaves); n != 1 {
+			t.Errorf("%d slaves are counted", n)
+		}
+		g.Net.Heal("a", "b")
+		time.Sleep(time.Second)
+		// The slave answers too, and so do wishes that cannot be.
+		slave := g.Net.Peer("archive", "b")
+		defer slave.Close()
+		if m, b, err := slave.ReadLog(t.Context(), &wire.ReadLogRequest{Committed: true}); err != nil || uint64(len(b)) != m.Committed {
+			t.Errorf("at the slave: %d bytes, %v, %v", len(b), m, err)
+		}
+		if _, _, err := peer.ReadLog(t.Context(), &wire.ReadLogRequest{From: 1 << 40}); code(err) != wire.CodeInvalid {
+			t.Errorf("beyond the end: %v", err)
+		}
+		if _, _, err := peer.ReadLog(t.Context(), &wire.ReadLogRequest{From: 4}); err == nil {
+			t.Error("a position where no record begins is read")
 		}
 	}, "a", "b")
 }

@@ -395,10 +395,12 @@ type following struct {
 	ended   chan error // why; one
 	over    bool       // s.turn: nothing more is written
 	header  []byte     // of the next pull; s.turn
+	done    func(wire.Frame, error)
 }
 
 // serve takes what the master pushes until the session ends.
 func (s *Slave) serve(f *following) error {
+	f.done = f.pulled
 	s.hearMaster(f)
 	s.n.Logger.Info("slave follows", "broker", s.n.Self.Broker, "brokerGroup", s.n.BrokerGroup, "master", f.master, "epoch", f.epoch.String(),
 		"position", uint64(s.End()))
@@ -464,7 +466,7 @@ func (f *following) pull() {
 	header := f.header
 	f.header = nil // two pulls may be begun at the same time, at the start of the session
 	f.s.turn.give()
-	f.peer.Call(f.s.ctx, wire.CommandPull, header, f.pulled)
+	f.peer.Call(f.s.ctx, wire.CommandPull, header, f.done)
 	f.s.turn.take()
 	f.header = header // Call has copied it
 	f.s.turn.give()
