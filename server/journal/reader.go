@@ -182,6 +182,10 @@ func (r *Reader) Next() (Record, error) {
 		if err := r.enter(); err != nil {
 			return Record{}, err
 		}
+		if r.j.cut.Load() != r.cut { // what was found may be from after it
+			r.leave()
+			return r.Next()
+		}
 	}
 	rec, reason, err := r.window.record(r.seg, r.pos, r.limit)
 	if err != nil {
