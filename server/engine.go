@@ -40,7 +40,8 @@ type opening struct {
 	log   func(local.LogOptions) (local.Log, error) // nil: replicated nowhere
 	slave bool
 	side  *side.File
-	ready func(*engine) // called before the broker is started; nil: nothing is
+	ready func(*engine)                                              // called before the broker is started; nil: nothing is
+	mend  func(ctx context.Context, from, to journal.Position) error // brings a damaged range from another copy; nil: there is none
 }
 
 // openEngine opens the store and starts the broker and its retention. Nobody reaches it yet.
@@ -62,7 +63,7 @@ func (r *brokerRole) openEngine(as opening) (*engine, error) {
 		},
 	})
 	o := r.storeOptions()
-	o.Tables, o.Gather, o.OpenLog, o.Follow = []store.Table{offsets}, e.broker.Gather, as.log, as.slave
+	o.Tables, o.Gather, o.OpenLog, o.Follow, o.Mend = []store.Table{offsets}, e.broker.Gather, as.log, as.slave, as.mend
 	o.AfterCommit = func() {
 		r.flusher.Flush()
 		if k := e.keeper.Load(); k != nil {

@@ -15,21 +15,18 @@ import (
 	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/replica"
 	"github.com/jmqio/jmq/server/store/local"
-	"github.com/jmqio/jmq/wire"
 )
 
 // A full copy is made in a folder of its own, copyName, beside the store that it replaces; its journal and its index lie beside theirs where
 // these have folders of their own. When it is complete and synced the mark is written, and from then on the old store goes: install moves the
 // new one to its place, and goes on after a crash where it was, since each step is done while what it moves is still where it was.
 const (
-	copyName     = "COPY"          // in the data folder
-	copyMark     = "COMPLETE"      // in it
-	copySuffix   = ".copy"         // of folders elsewhere
-	seedName     = "SEED"          // of what a copy begins with, while it comes
-	seedPrefix   = "seed-"         // of those that are given to others
-	divergedName = "diverged"      // in the journal's folder: what was set aside, which stays
-	copyBytes    = 4 << 20         // in one request
-	copyTimeout  = 3 * time.Second // of one
+	copyName     = "COPY"     // in the data folder
+	copyMark     = "COMPLETE" // in it
+	copySuffix   = ".copy"    // of folders elsewhere
+	seedName     = "SEED"     // of what a copy begins with, while it comes
+	seedPrefix   = "seed-"    // of those that are given to others
+	divergedName = "diverged" // in the journal's folder: what was set aside, which stays
 )
 
 // place is a folder of the store with that of its copy.
@@ -292,47 +289,7 @@ func (x *replicas) copyFrom(d replica.Decision) (err error) {
 		err = errors.Join(err, j.Close())
 		err = errors.Join(err, x.look())
 	}()
-	if d.Cut < j.End() {
-		aside, err := j.CutTo(d.Cut)
-		if err != nil {
-			return err
-		}
-		x.s.log.Warn("the journal's end is set aside and cut", "brokerGroup", x.group(), "position", uint64(d.Cut), "file", aside)
-	}
-	p := x.dialer.peer(x.peers()[d.From])
-	defer p.Close()
-	from := j.End()
-	for at := from; at < d.To; at = j.End() {
-		ctx, cancel := context.WithTimeout(x.ctx, copyTimeout)
-		a, records, err := p.ReadLog(ctx, &wire.ReadLogRequest{From: uint64(at), To: uint64(d.To), BytesMax: copyBytes})
-		cancel()
-		if err != nil {
-			return err
-		}
-		if a.From != uint64(at) || len(records) == 0 {
-			return fmt.Errorf("broker %s answered with %d bytes from position %d, not from %d", d.From, len(records), a.From, at)
-		}
-		var store [16]byte
-		if n, err := hex.Decode(store[:], []byte(a.Store)); err != nil || n != len(store) {
-			return fmt.Errorf("broker %s says store id %q", d.From, a.Store)
-		}
-		for {
-			if err = j.CopyRecords(at, records, store); !errors.Is(err, journal.ErrBusy) {
-				break
-			}
-			if err = j.WaitRoom(x.ctx); err != nil {
-				break
-			}
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if err := j.Sync(); err != nil {
-		return err
-	}
-	x.s.log.Info("the journal was completed from another broker", "brokerGroup", x.group(), "from", d.From, "position", uint64(from), "end", uint64(j.End()))
-	return nil
+	return replica.CopyMissing(x.ctx, x.node(), d, j.Journal)
 }
 
 // look looks at the closed store anew.

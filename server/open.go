@@ -36,6 +36,7 @@ func (x *replicas) openMaster(ctx context.Context, granted uint32, forced bool) 
 			}
 			return m, nil
 		},
+		mend: func(ctx context.Context, from, to journal.Position) error { return m.Repair(ctx, from, to) },
 		ready: func(e *engine) {
 			if names := x.awaited(); len(names) > 0 {
 				e.broker.HoldConsuming(time.Now().Add(holdFor), fmt.Sprintf("%v may have served meanwhile", names))
@@ -76,6 +77,7 @@ func (x *replicas) openSlave(ctx context.Context) (*engine, error) {
 			}
 			return l, nil
 		},
+		mend: func(ctx context.Context, from, to journal.Position) error { return l.Repair(ctx, from, to) },
 	})
 	if err != nil {
 		_ = f.Close() // that it is not open is told

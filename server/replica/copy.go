@@ -161,13 +161,13 @@ func (s *Slave) copied(ctx context.Context, end journal.Position, progress func(
 
 // CopyMissing does what an ActCopy decision says, with the journal of the closed store, open and following: it sets aside and cuts what that has beyond
 // d.Cut, takes the records up to d.To from broker d.From, and syncs. Then the caller closes it and decides again. Where nothing is in common
-// (d.Full) records can be taken from the begin only, by an empty journal.
+// (d.Full) that cannot be done.
 func CopyMissing(ctx context.Context, n Node, d Decision, j *journal.Journal) error {
 	n = n.withDefaults()
-	if d.Full && j.Written() > 0 {
-		return fmt.Errorf("replica: nothing of the journal of broker %s is here: it must be promoted, or this store be emptied", d.From)
+	if d.Full {
+		return fmt.Errorf("replica: nothing of the journal of broker %s is here, and it does not begin at 0", d.From)
 	}
-	if end := j.Written(); !d.Full && d.Cut < end {
+	if end := j.Written(); d.Cut < end {
 		aside, err := j.CutTo(d.Cut)
 		if err != nil {
 			return err
