@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	awayAfter  = 2 * time.Second // without a word of its master a slave may serve
-	looksEvery = time.Second     // at whether another one serves
-	shipRetry  = time.Second
-	holdFor    = 30 * time.Second // consuming waits for slaves that may have served
+	awayAfter  = 2 * time.Second        // without a word of its master a slave may serve
+	looksEvery = time.Second            // at whether another one serves
+	shipRetry  = 200 * time.Millisecond // consumers wait for it
+	holdFor    = 30 * time.Second       // consuming waits for slaves that may have served
 )
 
 // serves is what a slave's engine knows of its reads, of the goroutine that decides but for what is guarded.
@@ -29,6 +29,7 @@ type serves struct {
 		leases   []*wire.SideLease // of clients, to be shipped
 		shipping bool
 		tried    time.Time
+		said     string // of the last try, in the log
 	}
 	ships sync.WaitGroup
 }
@@ -136,7 +137,10 @@ func (x *replicas) ship(e *engine) {
 	if acks, served := x.mayHaveServed(); !acks && !served {
 		return
 	}
-	row, _ := x.row()
+	master, epoch, ok := e.slave.Session()
+	if !ok {
+		return // its next session is told of it
+	}
 	v.mu.Lock()
 	again, leases := !v.mu.shipping && time.Since(v.mu.tried) > shipRetry, v.mu.leases
 	if again {
@@ -146,21 +150,23 @@ func (x *replicas) ship(e *engine) {
 	if !again {
 		return
 	}
-	epoch := e.slave.Epoch()
 	v.ships.Go(func() {
-		p := x.dialer.peer(x.peers()[row.Master.Broker])
+		p := x.dialer.peer(x.peers()[master])
 		defer p.Close()
 		_, err := e.broker.ShipSide(x.ctx, p, epoch, leases)
 		if err == nil {
 			err = x.state.Update(func(s *replica.State) { s.Serving = 0 })
 		}
-		if err != nil {
-			x.s.log.Warn("the master does not have yet what was acked here, trying on", "brokerGroup", x.group(), "master", row.Master.Broker, "err", err)
-		}
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		if v.mu.shipping = false; err != nil {
-			v.mu.leases = append(leases, v.mu.leases...)
+		if v.mu.shipping = false; err == nil {
+			v.mu.said = ""
+			return
+		}
+		v.mu.leases = append(leases, v.mu.leases...)
+		if text := err.Error(); text != v.mu.said {
+			v.mu.said = text
+			x.s.log.Warn("the master does not have yet what was acked here, trying on", "brokerGroup", x.group(), "master", master, "err", err)
 		}
 	})
 }

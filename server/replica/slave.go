@@ -132,6 +132,14 @@ func (s *Slave) Following() (master string, inSync bool, handsOverTo string) {
 	return s.mu.master, s.mu.inSync, s.mu.handing
 }
 
+// Session is the master's epoch in the session that there is now. The journal's own is older until the record of that epoch has come.
+func (s *Slave) Session() (master string, epoch journal.Epoch, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, epoch, ok = s.mu.f.Session()
+	return s.mu.master, epoch, ok && s.mu.master != ""
+}
+
 // Reasons of MustReopen.
 const (
 	WhyNamed  = "it was named master"

@@ -21,6 +21,7 @@ import (
 	"github.com/jmqio/jmq/client"
 	"github.com/jmqio/jmq/server"
 	"github.com/jmqio/jmq/server/meta"
+	"github.com/jmqio/jmq/server/replica/replicatest"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -125,7 +126,7 @@ func (c *Cluster) startBroker(g *ReplicaGroup, name string, options []Option) *S
 			s.Node.Registry.CAFile = c.Authority.CAFile
 		}
 		if c.o.Memory {
-			s.FS, s.Machine = newMemory(), "machine 1"
+			s.FS, s.Machine = replicatest.NewDisk(), "machine 1"
 		}
 	}}, options...)...)
 	g.Brokers = append(g.Brokers, b)

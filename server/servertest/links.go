@@ -5,6 +5,8 @@ import (
 	"errors"
 	"net"
 	"sync"
+
+	"github.com/jmqio/jmq/client"
 )
 
 // Links are the connections between the nodes of a cluster, and those of clients to nodes. They can be cut between two nodes, one way too, and a
@@ -121,6 +123,15 @@ func (l *Links) dialer(self string) func(func(context.Context, string) (net.Conn
 			return l.wrap(self, peer, c)
 		}
 	}
+}
+
+// Client lets a client's connections be cut as those of a node called name.
+func (l *Links) Client(name string) client.Option {
+	dial := l.dialer(name)(func(ctx context.Context, address string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "tcp", address)
+	})
+	return client.WithDialer(dial)
 }
 
 // accepts is server.Config.Listener of a node.

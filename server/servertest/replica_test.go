@@ -46,7 +46,7 @@ func TestReplicates(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	g.sameEnds()
+	g.SameEnds()
 	g.Brokers[1].Restart()
 	g.InSync(1)
 	if err := send(t, cl, "orders", "after the slave"); err != nil {
@@ -58,7 +58,7 @@ func TestReplicates(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.InSync(1)
-	g.sameEnds()
+	g.SameEnds()
 }
 
 // sends is who sends all the while, and keeps how long the slowest send took and which failed.

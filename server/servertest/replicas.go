@@ -8,9 +8,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/jmqio/jmq/server/meta"
+	"github.com/jmqio/jmq/server/replica/replicatest"
 	"github.com/jmqio/jmq/server/term"
 	"github.com/jmqio/jmq/wire"
 )
@@ -21,13 +20,6 @@ type ReplicaGroup struct {
 	Brokers []*Server // the first of them is named master at the start
 
 	c *Cluster
-}
-
-// newMemory is an empty disk in memory.
-func newMemory() *vfs.MemFS {
-	m := vfs.NewCrashableMem()
-	m.TestingSetDiskUsage(vfs.DiskUsage{TotalBytes: 1 << 40, AvailBytes: 1 << 40})
-	return m
 }
 
 // Broker returns the broker of that name, or fails the test.
@@ -156,27 +148,24 @@ func (g *ReplicaGroup) Do(r *wire.BrokerGroupRequest) (*wire.BrokerGroupResponse
 // Kill ends a node as kill -9 does: nothing is said any more, and what it has written is there, synced or not. It needs Memory.
 func (c *Cluster) Kill(s *Server) {
 	c.t.Helper()
-	c.lose(s, vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(1, 1))})
+	c.lose(s, 100, rand.New(rand.NewPCG(1, 1)))
 }
 
 // PowerLoss ends a node as the loss of its machine's power does: of what was not synced any part is gone, and it is another boot of the machine.
 func (c *Cluster) PowerLoss(s *Server, rng *rand.Rand) {
 	c.t.Helper()
-	c.lose(s, vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng})
+	c.lose(s, rng.IntN(101), rng)
 	s.config.Machine += "'"
 }
 
-func (c *Cluster) lose(s *Server, how vfs.CrashCloneCfg) {
+func (c *Cluster) lose(s *Server, percent int, rng *rand.Rand) {
 	c.t.Helper()
-	mem, ok := s.config.FS.(*vfs.MemFS)
-	if !ok || c.Links == nil {
+	if c.Links == nil || !c.o.Memory {
 		c.t.Fatal("servertest: only a node with Memory and Links can be killed")
 	}
 	c.Links.vanish(s.Name())
-	left := mem.CrashClone(how)
-	left.TestingSetDiskUsage(vfs.DiskUsage{TotalBytes: 1 << 40, AvailBytes: 1 << 40})
-	s.config.FS = left
-	// What is left of the process ends on a disk that nobody sees; whether well or not is of no matter.
+	s.config.FS = s.Disk().Crash(percent, rng)
+	// What is left of the process ends without its disk; whether well or not is of no matter.
 	if err := s.end(); err != nil {
 		s.mu.Lock()
 		s.running = nil
@@ -188,11 +177,24 @@ func (c *Cluster) lose(s *Server, how vfs.CrashCloneCfg) {
 
 // EmptyDisk gives a node that is stopped another disk, with nothing on it.
 func (c *Cluster) EmptyDisk(s *Server) {
-	s.config.FS = newMemory()
+	s.config.FS = replicatest.NewDisk()
 }
 
-// sameEnds waits until all running brokers have what the master has, committed.
-func (g *ReplicaGroup) sameEnds() {
+// Disk is that of a node of a Cluster with Memory.
+func (s *Server) Disk() *replicatest.Disk {
+	s.t.Helper()
+	d, ok := s.config.FS.(*replicatest.Disk)
+	if !ok {
+		s.t.Fatalf("servertest: %s has no disk in memory", s.Name())
+	}
+	return d
+}
+
+// SetDisk gives a node that is stopped another disk.
+func (s *Server) SetDisk(d *replicatest.Disk) { s.config.FS = d }
+
+// SameEnds waits until all running brokers have what the master has, committed.
+func (g *ReplicaGroup) SameEnds() {
 	g.c.t.Helper()
 	g.Await("all have the same", func(all map[string]*wire.ReplicaStatus) bool {
 		var end, committed []uint64

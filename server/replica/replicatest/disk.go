@@ -26,7 +26,10 @@ type Disk struct {
 // NewDisk returns an empty disk.
 func NewDisk() *Disk { return diskOf(vfs.NewCrashableMem()) }
 
-func diskOf(mem *vfs.MemFS) *Disk { return &Disk{FS: mem, mem: mem} }
+func diskOf(mem *vfs.MemFS) *Disk {
+	mem.TestingSetDiskUsage(vfs.DiskUsage{TotalBytes: 1 << 40, AvailBytes: 1 << 40})
+	return &Disk{FS: mem, mem: mem}
+}
 
 // Slow makes every sync of a segment take so much longer.
 func (d *Disk) Slow(by time.Duration) { d.slow.Store(int64(by)) }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 )
 
 // Checker gathers a history, event by event, in compact form. Not safe for concurrent use.
@@ -18,6 +19,8 @@ type Checker struct {
 	done     []*scan // scans that are complete
 	restarts []span
 	deaths   map[uint32][]int64 // proc -> calls
+	aways    []away
+	copies   map[[2]uint64][]copied
 	drains   []drain
 	gaps     []gap // for the reason that they are lost
 	events   int
@@ -37,8 +40,13 @@ type (
 		proc uint32
 		logKey
 	}
-	span  struct{ call, ret int64 }
-	place struct {
+	span struct{ call, ret int64 }
+	away struct {
+		span
+		unmerged, behind bool
+	}
+	copied struct{ proc, hash uint32 }
+	place  struct {
 		logKey
 		index uint64
 	}
@@ -258,6 +266,7 @@ func NewChecker() *Checker {
 		groups: map[groupKey]*groupPartition{},
 		scans:  map[scanKey]*scan{},
 		deaths: map[uint32][]int64{},
+		copies: map[[2]uint64][]copied{},
 	}
 }
 
@@ -331,6 +340,15 @@ func (c *Checker) Add(e Event) error {
 		c.deaths[proc] = append(c.deaths[proc], e.Call)
 	case OpRestart:
 		c.restarts = append(c.restarts, span{e.Call, e.Return})
+	case OpAway:
+		a := away{span{e.Call, e.Return}, strings.Contains(e.Reason, AwayUnmerged), strings.Contains(e.Reason, AwayBehind)}
+		if a.ret == 0 {
+			a.ret = math.MaxInt64
+		}
+		c.aways = append(c.aways, a)
+	case OpCopy:
+		k := [2]uint64{e.Index, e.To}
+		c.copies[k] = append(c.copies[k], copied{proc, c.names.number(e.Hash)})
 	case OpLost:
 		l := c.log(lk)
 		l.lost = append(l.lost, [2]uint64{e.Index, e.To})

@@ -10,6 +10,8 @@
 //	C5 order               per producer and per order key: in the log, and in first receptions of each group
 //	C6 ack state           ack offset and ranges are the acks that were ok; never back without a reset; an ack counts
 //	                       only from who holds the lease; what was acked ok is not given again
+//	C7 copies              all copies of the journal have the same records
+//	C8 terms               once a send was ok in a term, none that began later is ok in a lower one
 //
 // What was damaged (OpLost) may be missing, and nothing else may be said to be lost; a scan tells each such gap. What was trimmed
 // must have come to each group before.

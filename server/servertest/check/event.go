@@ -39,12 +39,26 @@ const (
 	// OpGap says that Proc was told that [Index, To) will never come; Reason ReasonDamaged: because it was damaged. With Group it
 	// is a consumer, without it is a raw scan, in whose order the event stands.
 	OpGap Op = "gap"
+	// OpAway says that from Call to Return (0: for ever) slave Proc may have given messages and taken acks by itself. Reason is what that explains:
+	// AwayUnmerged, AwayBehind or both ("unmerged, behind"); nothing else does, not even a restart.
+	OpAway Op = "away"
+	// OpCopy says that Proc's copy of the journal has records in [Index, To), and that Hash is their checksum.
+	OpCopy Op = "copy"
 	// OpDrain says that Group had nothing more to get from Topic at Call: what was sent before and is ok was given to it.
 	OpDrain Op = "drain"
 )
 
 // ReasonDamaged is an OpGap's reason that needs an OpLost.
 const ReasonDamaged = "damaged"
+
+// Reasons of OpAway.
+const (
+	AwayUnmerged = "unmerged" // its acks did not reach a master until Return
+	AwayBehind   = "behind"   // it did not have what a master took meanwhile
+)
+
+// sideLease is set in the leases that a slave gives.
+const sideLease = 1 << 63
 
 // Result is how a send or an ack ended.
 type Result string
@@ -129,8 +143,12 @@ func (e *Event) Validate() error {
 		need(e.Topic != "", "topic")
 		need(e.To > e.Index, "a range")
 		need(e.Op == OpLost || e.Proc != "", "proc")
-	case OpDie:
+	case OpDie, OpAway:
 		need(e.Proc != "", "proc")
+	case OpCopy:
+		need(e.Proc != "", "proc")
+		need(e.To > e.Index, "a range")
+		need(e.Hash != "", "hash")
 	case OpRestart:
 		need(e.Return != 0, "return")
 	default:

@@ -21,15 +21,17 @@ const (
 	ReasonBrokerRestarted Reason = "broker restarted"      // leases are in memory
 	ReasonReleased        Reason = "released"              // its consumer gave it back
 	ReasonReset           Reason = "offset reset"          // a person asked for it
+	ReasonAckAtSlave      Reason = "ack at a slave"        // the master did not have it yet
+	ReasonSlaveBehind     Reason = "slave behind"          // it did not have what the master took, or the other way round
 	ReasonSendRepeated    Reason = "send unknown repeated" // the log has another copy: an attempt of unknown outcome was repeated
 )
 
 // Reasons is all of them, in the order of a report.
-var Reasons = []Reason{ReasonAckUnknown, ReasonLeaseExpired, ReasonConsumerDied, ReasonBrokerRestarted, ReasonReleased, ReasonReset, ReasonSendRepeated}
+var Reasons = []Reason{ReasonAckUnknown, ReasonLeaseExpired, ReasonConsumerDied, ReasonBrokerRestarted, ReasonReleased, ReasonReset, ReasonAckAtSlave, ReasonSlaveBehind, ReasonSendRepeated}
 
 // Result of one check.
 type CheckResult struct {
-	Name       string // C1 to C6
+	Name       string // C1 to C8
 	Title      string
 	Checked    int    // facts looked at; 0: the history has none
 	What       string // what the facts are
@@ -64,7 +66,7 @@ type Report struct {
 	LogCopies                       int            // further copies in the log, explained
 	Duplicates                      map[Reason]int // further deliveries by reason; each is counted once, under its first one
 	Unexplained                     int
-	Checks                          []*CheckResult // C1 to C6
+	Checks                          []*CheckResult // C1 to C6; C7 and C8 where the history has copies, and epochs of records
 }
 
 // OK says whether nothing was violated.

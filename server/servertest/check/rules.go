@@ -45,6 +45,12 @@ func (c *Checker) Report() *Report {
 		slices.SortFunc(g.resets, func(a, b observation) int { return cmp.Compare(a.call, b.call) })
 	}
 	r.Checks = []*CheckResult{c.noLoss(), c.noPhantom(), c.explained(r), c.indexes(), c.ordered(), c.ackState()}
+	if len(c.copies) > 0 {
+		r.Checks = append(r.Checks, c.sameCopies())
+	}
+	if t := c.terms(); t.Checked > 0 {
+		r.Checks = append(r.Checks, t)
+	}
 	return r
 }
 
@@ -283,7 +289,7 @@ func (c *Checker) reason(g *groupPartition, f facts, p, d *delivery) Reason {
 	if g.resetBetween(p.since, d.granted) {
 		return ReasonReset
 	}
-	return ""
+	return c.apart(p.lease, d.lease, p.since, d.granted)
 }
 
 func (g *groupPartition) resetBetween(from, to int64) bool {
@@ -498,6 +504,7 @@ func (c *Checker) ackRights(g *groupPartition, out *CheckResult) {
 				case d.lease == a.lease && d.proc == a.proc && d.member == a.member && d.call <= a.call:
 					held = d
 				case held == nil || d.lease == a.lease || g.resetBetween(a.call, d.granted):
+				case c.apart(a.lease, d.lease, a.ret, d.granted) != "":
 				case d.granted < a.call && !g.endedByOther(index, a) && !g.resetBetween(d.since, d.granted):
 					out.violate("%s index %d: the ack by %s with lease %d was ok at %d, after the message was given with lease %d to %s at %d", name, index,
 						c.names.name(a.proc), a.lease, a.call, d.lease, c.names.name(d.proc), d.call)
@@ -556,7 +563,7 @@ func (c *Checker) observations(g *groupPartition, out *CheckResult) {
 		i, _ := slices.BinarySearch(indexes, a.from)
 		for ; i < len(indexes) && indexes[i] < a.to; i++ {
 			times[i].maybe = min(times[i].maybe, a.call)
-			if a.result == OK && !slices.ContainsFunc(g.resets, func(o observation) bool { return o.ret >= a.call }) {
+			if a.result == OK && !c.unmerged(&a) && !slices.ContainsFunc(g.resets, func(o observation) bool { return o.ret >= a.call }) {
 				times[i].sure = min(times[i].sure, a.ret)
 			}
 		}
@@ -634,4 +641,87 @@ func movedBack(a, b *observation) (uint64, bool) {
 		}
 	}
 	return 0, false
+}
+
+// apart says why a message that one lease had given, acked at or given since t, may be given by another, at u: a slave had given the one or the other
+// by itself. The later of both times counts.
+func (c *Checker) apart(one, other uint64, t, u int64) Reason {
+	if one&sideLease == 0 && other&sideLease == 0 {
+		return ""
+	}
+	at := max(t, u)
+	for _, a := range c.aways {
+		switch {
+		case at < a.call || a.ret < at:
+		case a.behind && one&sideLease != other&sideLease:
+			return ReasonSlaveBehind
+		case a.unmerged && one&sideLease != 0:
+			return ReasonAckAtSlave
+		}
+	}
+	return ""
+}
+
+// unmerged says whether no master may ever have heard of an ack.
+func (c *Checker) unmerged(a *ack) bool {
+	return a.lease&sideLease != 0 && slices.ContainsFunc(c.aways, func(w away) bool { return w.unmerged && w.ret == math.MaxInt64 && w.call <= a.ret })
+}
+
+// sameCopies is C7.
+func (c *Checker) sameCopies() *CheckResult {
+	out := &CheckResult{Name: "C7", Title: "copies", What: "ranges of copies"}
+	ranges := make([][2]uint64, 0, len(c.copies))
+	for k := range c.copies {
+		ranges = append(ranges, k)
+	}
+	slices.SortFunc(ranges, func(a, b [2]uint64) int { return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(a[1], b[1])) })
+	for _, k := range ranges {
+		of := c.copies[k]
+		if len(of) > 1 {
+			out.Checked += len(of)
+		}
+		for _, v := range of[1:] {
+			if v.hash != of[0].hash {
+				out.violate("records [%d, %d): %s has %s, and %s has %s", k[0], k[1], c.names.name(of[0].proc), c.names.name(of[0].hash), c.names.name(v.proc), c.names.name(v.hash))
+			}
+		}
+	}
+	return out
+}
+
+// terms is C8: terms of ok sends in the order of time. It needs scans that say the epochs of records.
+func (c *Checker) terms() *CheckResult {
+	out := &CheckResult{Name: "C8", Title: "terms", What: "ok sends"}
+	type send struct {
+		attempt
+		term    uint64
+		message int32
+	}
+	var byCall, byReturn []send
+	for i := range c.messages {
+		m := &c.messages[i]
+		for _, a := range m.attempts {
+			if l := c.logs[a.at.logKey]; a.result == OK && l != nil && l.epochs[a.at.index] != 0 && len(m.attempts) == 1 {
+				byCall = append(byCall, send{a, l.epochs[a.at.index] >> 32, int32(i)})
+			}
+		}
+	}
+	byReturn = slices.Clone(byCall)
+	slices.SortFunc(byCall, func(a, b send) int { return cmp.Compare(a.call, b.call) })
+	slices.SortFunc(byReturn, func(a, b send) int { return cmp.Compare(a.ret, b.ret) })
+	var highest send
+	at := 0
+	for _, s := range byCall {
+		for ; at < len(byReturn) && byReturn[at].ret < s.call; at++ {
+			if byReturn[at].term > highest.term {
+				highest = byReturn[at]
+			}
+		}
+		out.Checked++
+		if s.term < highest.term {
+			out.violate("%s, sent at %d, was ok in term %d, after %s was ok in term %d at %d", c.messages[s.message].id, s.call, s.term,
+				c.messages[highest.message].id, highest.term, highest.ret)
+		}
+	}
+	return out
 }
