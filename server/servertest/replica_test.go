@@ -180,7 +180,7 @@ func TestDegraded(t *testing.T) {
 	if len(failed) > 0 || slowest > 3*time.Second {
 		t.Errorf("of %d sends %d failed, the slowest took %v: %v", ok, len(failed), slowest, failed)
 	}
-	g.sameEnds()
+	g.SameEnds()
 	t.Logf("%d sends, the slowest took %v", ok, slowest)
 }
 
@@ -211,7 +211,7 @@ func TestPromoted(t *testing.T) {
 	}
 	old.StartAgain()
 	g.InSync(1)
-	g.sameEnds()
+	g.SameEnds()
 	received(t, cl, "orders", 31)
 }
 
@@ -248,7 +248,7 @@ func TestForced(t *testing.T) {
 	if err := send(t, cl, "orders", "both have it"); err != nil {
 		t.Fatal(err)
 	}
-	g.sameEnds()
+	g.SameEnds()
 	old, slave := g.Brokers[0], g.Brokers[1]
 	c.Links.Part(old.Name(), slave.Name())
 	g.InSync(0)
@@ -267,7 +267,7 @@ func TestForced(t *testing.T) {
 	c.Links.Heal()
 	old.StartAgain()
 	g.InSync(1)
-	g.sameEnds()
+	g.SameEnds()
 	if err := send(t, cl, "orders", "after it"); err != nil {
 		t.Error(err)
 	}
@@ -316,7 +316,7 @@ func TestRegistryAway(t *testing.T) {
 	if err := send(t, cl, "orders", "before"); err != nil {
 		t.Fatal(err)
 	}
-	g.sameEnds()
+	g.SameEnds()
 	c.Registries[0].Stop()
 	c.Kill(g.Brokers[0])
 	c.Kill(alone)
