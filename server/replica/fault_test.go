@@ -181,7 +181,7 @@ func TestFullCopy(t *testing.T) {
 		}
 		must(t, a.StartMaster(t.Context()))
 		payload := string(bytes.Repeat([]byte("x"), 10_000))
-		for range 300 {
+		for range 200 {
 			send(t, a, payload, false)
 		}
 		must(t, a.Master.Trim(a.Master.Committed()/2))

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/replica"
 	"github.com/jmqio/jmq/server/replica/replicatest"
 )
 
@@ -258,7 +259,7 @@ func (r *trial) check(names []string) {
 func TestRandom(t *testing.T) {
 	rng := random(t)
 	runs := 20
-	if testing.Short() {
+	if testing.Short() || replica.RaceEnabled { // which makes it many times slower
 		runs = 4
 	}
 	for i := range runs {

@@ -1,0 +1,4 @@
+package replica
+
+// RaceEnabled is for the tests from outside.
+const RaceEnabled = raceEnabled
