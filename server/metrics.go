@@ -11,6 +11,7 @@ import (
 	"github.com/jmqio/jmq/server/broker"
 	"github.com/jmqio/jmq/server/dispatch"
 	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/listener"
 	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/server/registry"
@@ -147,6 +148,19 @@ var (
 	descEvicted      = desc("jmq_connections_evicted_total", "Half open connections closed since there were too many.")
 	descAuth         = desc("jmq_authentications_total", "Peers that proved who they are, and that did not.", "outcome")
 	descExpelled     = desc("jmq_sessions_expelled_total", "Connections ended because their peer's identity was not good any more.")
+	descReplicaRole  = desc("jmq_replica_role", "1 for what the broker is in its broker group: master, slave, waiting, copying.", "role")
+	descReplicaTerm  = desc("jmq_replica_term", "Term of the journal's last epoch.")
+	descReplicaStart = desc("jmq_replica_start", "Start of the journal's last epoch: how often the master of the term opened it.")
+	descReplicaEnd   = desc("jmq_replica_position_bytes", "Positions of the journal here.", "what")
+	descReplicaSet   = desc("jmq_replica_in_sync", "At a master: slaves in sync.")
+	descReplicaDown  = desc("jmq_replica_degraded", "At a master: 1 while a slave of the broker group is not in sync.")
+	descReplicaLag   = desc("jmq_replica_lag_bytes", "At a master: what a slave has not acknowledged.", "slave")
+	descReplicaLate  = desc("jmq_replica_lag_seconds", "At a master: age of the oldest byte that a slave has not acknowledged.", "slave")
+	descReplicaAck   = desc("jmq_replica_ack_seconds", "At a master: from push to acknowledgement by a slave, the median of the last ones.", "slave")
+	descReplicaDelay = desc("jmq_replica_sync_delay_seconds", "At a slave: age of the oldest byte that is not on its disk.")
+	descReplicaServe = desc("jmq_replica_serving", "1 while a slave serves reads, since its master is away.")
+	descReplicaStuck = desc("jmq_replica_refused", "1 while the broker would have to cut what is committed to follow: act now.")
+	descReplicaIn    = desc("jmq_replica_copied_bytes_total", "Bytes of records copied from a master since the store was opened: catching up and keeping up.")
 	descPanics       = desc("jmq_panics_total", "Requests that hit a defect of the broker.")
 )
 
@@ -182,6 +196,9 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	e := b.engine.Load()
 	if e == nil {
 		return
+	}
+	if b.replicas != nil {
+		collectReplica(b.replicas.status(), len(b.replicas.peers()), e.store.Metrics().Journal.CopiedBytes, counter, gauge)
 	}
 	m := e.broker.Metrics()
 	counter(descBytesIn, float64(m.BytesIn))
@@ -303,6 +320,38 @@ func collectMetadata(md *metadata, counter, gauge func(*prometheus.Desc, float64
 	gauge(descMetadata, float64(feed.Version))
 	gauge(descWatchers, float64(feed.RouteWatchers), "routes")
 	gauge(descWatchers, float64(feed.ObjectWatchers), "objects")
+}
+
+// collectReplica renders the broker's part in its broker group.
+func collectReplica(st *wire.ReplicaStatus, others int, copied int64, counter, gauge func(*prometheus.Desc, float64, ...string)) {
+	for _, role := range []string{roleMaster, roleSlave, roleWaiting, roleCopying} {
+		gauge(descReplicaRole, oneIf(st.Role == role), role)
+	}
+	epoch := journal.Epoch(st.Epoch)
+	gauge(descReplicaTerm, float64(epoch.Term()))
+	gauge(descReplicaStart, float64(epoch.Start()))
+	gauge(descReplicaEnd, float64(st.Begin), "begin")
+	gauge(descReplicaEnd, float64(st.Committed), "committed")
+	gauge(descReplicaEnd, float64(st.Synced), "synced")
+	gauge(descReplicaEnd, float64(st.End), "end")
+	gauge(descReplicaServe, oneIf(st.Serving))
+	gauge(descReplicaStuck, oneIf(st.Refused))
+	counter(descReplicaIn, float64(copied))
+	if st.Role != roleMaster {
+		gauge(descReplicaDelay, float64(st.SyncDelayMs)/1e3)
+		return
+	}
+	in := 0
+	for _, s := range st.Slaves {
+		if s.InSync {
+			in++
+		}
+		gauge(descReplicaLag, float64(s.LagBytes), s.Broker)
+		gauge(descReplicaLate, float64(s.LagMs)/1e3, s.Broker)
+		gauge(descReplicaAck, float64(s.AckUs)/1e6, s.Broker)
+	}
+	gauge(descReplicaSet, float64(in))
+	gauge(descReplicaDown, oneIf(in < others))
 }
 
 // collectRetention renders what is known of disks, and what went.

@@ -235,7 +235,11 @@ func (c *Cluster) Apply(objects ...Object) {
 	version := Apply(c.t, c.Registries[0], objects...)
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
-	for _, b := range c.Brokers {
+	var all []*Server
+	for _, g := range c.Groups {
+		all = append(all, g.Brokers...)
+	}
+	for _, b := range all {
 		// Answered as soon as the broker has something newer than the version before.
 		r := &wire.WatchObjectsRequest{Generation: c.generation(ctx), Version: version - 1, WaitMs: 30_000}
 		answered := make(chan error, 1)

@@ -3,6 +3,7 @@ package servertest
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -340,4 +341,155 @@ func TestRegistryAway(t *testing.T) {
 	c.Registries[0].StartAgain()
 	g.InSync(1)
 	received(t, cl, "orders", 2)
+}
+
+// TestServedBySlave: while the master is away its slave gives consumers what is committed, and what they acked there is not given again
+// when the master is back.
+func TestServedBySlave(t *testing.T) {
+	t.Parallel()
+	c, g, cl := replicated(t, ClusterOptions{})
+	for i := range 20 {
+		if err := send(t, cl, "orders", fmt.Sprint(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	k, err := cl.Consumer("orders", client.Group("pay"), client.Start(client.FromBeginning))
+	if err != nil {
+		t.Fatal(err)
+	}
+	acked := map[string]bool{}
+	take := func(n int) {
+		t.Helper()
+		for had := 0; had < n; {
+			ds, err := k.Fetch(ctx, min(5, n-had))
+			if err != nil {
+				t.Fatalf("%d of %d: %v", had, n, err)
+			}
+			if err := k.Ack(ctx, ds...); err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range ds {
+				if acked[d.ID] {
+					t.Errorf("%s is given again", d.Location())
+				}
+				acked[d.ID] = true
+			}
+			had += len(ds)
+		}
+	}
+	take(5)
+	g.SameEnds()
+	c.Kill(g.Brokers[0])
+	begun := time.Now()
+	take(10)
+	t.Logf("10 messages had from the slave %v after the master's death", time.Since(begun).Round(time.Millisecond))
+	if !g.Status()[g.Brokers[1].Name()].GetServing() {
+		t.Error("the slave does not say that it serves")
+	}
+	g.Brokers[0].StartAgain()
+	g.Master()
+	take(5)
+	g.InSync(1)
+}
+
+// TestOtherDisk: a slave whose disk is empty begins with a copy of what its master has, also when the beginning of that is gone.
+func TestOtherDisk(t *testing.T) {
+	t.Parallel()
+	c, g, cl := replicated(t, ClusterOptions{})
+	for i := range 30 {
+		if err := send(t, cl, "orders", fmt.Sprint(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.Kill(g.Brokers[1])
+	c.EmptyDisk(g.Brokers[1])
+	g.Brokers[1].StartAgain()
+	g.InSync(1)
+	g.SameEnds()
+	// And the master's: it takes what its slave has, and a term of its own.
+	c.Kill(g.Brokers[0])
+	c.EmptyDisk(g.Brokers[0])
+	g.Brokers[0].StartAgain()
+	g.Master()
+	g.InSync(1)
+	g.SameEnds()
+	if row := g.Row(); row.Term < 2 || row.Master.Broker != g.Brokers[0].Name() {
+		t.Errorf("the row is %+v", row)
+	}
+	received(t, cl, "orders", 30)
+}
+
+// TestPowerLoss: all lose their power at once; what was answered is there when they are back, whoever is first.
+func TestPowerLoss(t *testing.T) {
+	t.Parallel()
+	seed := newSeed()
+	rng := rand.New(rand.NewPCG(seed, 0))
+	t.Logf("-seed %d", seed)
+	c, g, cl := replicated(t, ClusterOptions{Auto: true})
+	sent := 0
+	for range 2 {
+		for range 20 {
+			if err := send(t, cl, "orders", fmt.Sprint(sent)); err != nil {
+				t.Fatal(err)
+			}
+			sent++
+		}
+		for _, b := range g.Brokers {
+			c.PowerLoss(b, rng)
+		}
+		for _, i := range rng.Perm(len(g.Brokers)) {
+			g.Brokers[i].StartAgain()
+		}
+		g.Master()
+		g.InSync(1)
+	}
+	received(t, cl, "orders", sent)
+}
+
+// TestFullCopy: a slave that comes when its master's journal does not begin at 0 any more gets a full copy.
+func TestFullCopy(t *testing.T) {
+	t.Parallel()
+	c, g, cl := replicated(t, ClusterOptions{Each: func(s *server.Config) {
+		fast(s)
+		s.Broker.Journal.SegmentBytesMax = 64 << 10
+		s.Broker.Store.CheckpointBytes, s.Broker.Store.CheckpointEvery = 64<<10, 100*time.Millisecond
+		s.Broker.Retention.Bytes, s.Broker.Retention.Every = 64<<10, 20*time.Millisecond
+	}})
+	body := strings.Repeat("x", 8<<10)
+	for range 60 {
+		if err := send(t, cl, "orders", body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g.Await("the master's journal is trimmed, and its slave's with it", func(all map[string]*wire.ReplicaStatus) bool {
+		for _, st := range all {
+			if st.GetBegin() == 0 {
+				return send(t, cl, "orders", "x") != nil // a store that does nothing writes no checkpoints
+			}
+		}
+		return true
+	})
+	c.Kill(g.Brokers[1])
+	c.EmptyDisk(g.Brokers[1])
+	g.Brokers[1].StartAgain()
+	g.Await("the slave has a copy", func(all map[string]*wire.ReplicaStatus) bool {
+		st := all[g.Brokers[1].Name()]
+		return st.GetRole() == "slave" && st.GetBegin() > 0
+	})
+	g.InSync(1)
+	// It is as good as another: it can be master.
+	g.Await("the registry takes the transfer", func(map[string]*wire.ReplicaStatus) bool {
+		_, err := g.Do(&wire.BrokerGroupRequest{Action: "transfer", Broker: g.Brokers[1].Name()})
+		return err == nil
+	})
+	g.Await("the copy serves as master", func(all map[string]*wire.ReplicaStatus) bool {
+		return all[g.Brokers[1].Name()].GetRole() == "master"
+	})
+	if err := send(t, cl, "orders", "to the copy"); err != nil {
+		t.Error(err)
+	}
+	g.InSync(1)
+	g.SameEnds()
 }
