@@ -132,9 +132,11 @@ func BenchmarkCommit(b *testing.B) {
 						a := &journal.Append{Entries: []journal.Entry{{Kind: journal.KindMessages, Payload: payload}}}
 						a.Done = func(_ *journal.Append, err error) { done <- err }
 						for i := p; i < b.N; i += producers {
-							if err := m.Append(a); err != nil {
-								b.Error(err)
-								return
+							for err := m.Append(a); err != nil; err = m.Append(a) {
+								if err := m.WaitRoom(context.Background()); err != nil {
+									b.Error(err)
+									return
+								}
 							}
 							m.Kick()
 							if err := <-done; err != nil {
