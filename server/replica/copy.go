@@ -195,8 +195,8 @@ func CopyMissing(ctx context.Context, n Node, d Decision, j *journal.Journal) er
 func takeRecords(ctx context.Context, peer Peer, j *journal.Journal, end journal.Position) (took int, err error) {
 	for j.Written() < end {
 		from := j.Written()
-		ctx, cancel := context.WithTimeout(ctx, callTimeout)
-		a, records, err := peer.ReadLog(ctx, &wire.ReadLogRequest{From: uint64(from), To: uint64(end)})
+		asking, cancel := context.WithTimeout(ctx, callTimeout)
+		a, records, err := peer.ReadLog(asking, &wire.ReadLogRequest{From: uint64(from), To: uint64(end)})
 		cancel()
 		if err != nil {
 			return took, err
