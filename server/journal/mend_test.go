@@ -61,7 +61,7 @@ func TestSums(t *testing.T) {
 	}
 	const every = 16 << 10
 	want, err := one.Sums(0, a.end(), every)
-	if err != nil || len(want) < 4 || want[len(want)-1].End != a.end() {
+	if err != nil || len(want) < 3 || want[len(want)-1].End != a.end() {
 		t.Fatalf("%v, %v", want, err)
 	}
 	same := other(func([]byte) {})
@@ -158,10 +158,10 @@ func TestMend(t *testing.T) {
 		j, h := holed(fs)
 		calls := 0
 		fs.SetBefore(func(op journaltest.Op) journaltest.Fault {
-			if op.Changes() {
-				calls++
+			if !op.Changes() || preparing(op) {
+				return journaltest.Fault{}
 			}
-			if calls == k && op.Changes() {
+			if calls++; calls == k {
 				return journaltest.Fault{Err: syscall.EIO, Short: 100}
 			}
 			return journaltest.Fault{}
@@ -233,4 +233,9 @@ func TestMendCopiedLoss(t *testing.T) {
 		t.Errorf("holes %s", got)
 	}
 	mustClose(t, slave)
+}
+
+// preparing says that a call is the preparer's, which goes on beside what is tested.
+func preparing(op journaltest.Op) bool {
+	return strings.Contains(op.Path, "spare-") || strings.Contains(op.Path, "reserve.")
 }

@@ -3,6 +3,7 @@ package journal
 import (
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -288,7 +289,11 @@ func (j *Journal) makeFile(filling, path string, size int64, urgent bool) (s spa
 	if err != nil {
 		return s, fmt.Errorf("prepare segment: %w", err)
 	}
-	err = j.fill(f, size, urgent)
+	if j.follows() {
+		err = j.allocate(f, size, urgent)
+	} else {
+		err = j.fill(f, size, urgent)
+	}
 	if err == nil {
 		err = f.Sync()
 	}
@@ -301,6 +306,25 @@ func (j *Journal) makeFile(filling, path string, size int64, urgent bool) (s spa
 		return s, fmt.Errorf("prepare segment %s: %w", filling, err)
 	}
 	return spare{path: path, capacity: size - headerBlockBytes, size: size, file: f}, nil
+}
+
+func (j *Journal) follows() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.mu.following
+}
+
+// allocate has the file system give f its blocks, and writes none but the last page. A journal that follows syncs now and then, so that
+// zeroes, which make syncs cheap, would cost it and its disk more than they save: writing everything twice. What it has of such segments when it
+// leads is synced as blocks are that were never written.
+func (j *Journal) allocate(f vfs.File, size int64, urgent bool) error {
+	switch err := f.Preallocate(0, size); {
+	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, syscall.EINVAL): // not by this file system
+		return j.fill(f, size, urgent)
+	case err != nil:
+		return fmt.Errorf("allocate %d bytes: %w", size, err)
+	}
+	return writeAt(f, zeroes[:page], size-page)
 }
 
 // fill writes and syncs size zeroes in chunks, so that none of its syncs keeps a commit waiting for long, and rests between
