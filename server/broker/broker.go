@@ -298,6 +298,9 @@ func (b *Broker) fail(err error) {
 
 // failedBy calls fail if err, of an append, says that the store has stopped.
 func (b *Broker) failedBy(err error) {
+	if errors.Is(err, store.ErrOneCopy) {
+		return // it goes on
+	}
 	if errors.Is(err, errUnknown) || errors.Is(err, errFailed) || errors.Is(err, journal.ErrFenced) || errors.Is(err, side.ErrFailed) {
 		b.fail(err)
 	}

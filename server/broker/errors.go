@@ -26,6 +26,7 @@ var codes = []struct {
 	after time.Duration
 	text  string
 }{
+	{store.ErrOneCopy, wire.CodeUnknown, 0, "it is stored, and no slave was found to have it: it may be lost with this machine"},
 	{journal.ErrUnknown, wire.CodeUnknown, 0, "a write or sync failed: it may be stored"},
 	{journal.ErrNotReplicated, wire.CodeNotReplicated, 0, "no slave is in sync, and the topic is a replicated one: nothing was written"},
 	{journal.ErrFollows, wire.CodeNotMaster, 0, "this broker is a slave"},

@@ -145,7 +145,7 @@ type Gather func(add func(kind journal.Kind, payload []byte, done func(error)))
 // is committed: synced here and, where replicated, acknowledged there. Safe for concurrent use.
 //
 // Errors of appends: journal.ErrBusy, ErrClosed, ErrFailed, ErrNoSpace, ErrNotReplicated (nothing was written), ErrUnknown (outcome not known).
-// After ErrUnknown the store has stopped: Err says why, and until it is opened again every append is ErrFailed.
+// After ErrUnknown that is not ErrOneCopy the store has stopped: Err says why, and until it is opened again every append is ErrFailed.
 //
 // A done is called exactly once, in the order of the log, after the tables have applied the record and before anyone is
 // told by Watch. It runs on the goroutine that commits, which may be one that is inside an Append of the same store, and
@@ -266,3 +266,7 @@ type Hole struct {
 	From, To journal.Position
 	Messages uint64 // that were in it, as far as is known
 }
+
+// ErrOneCopy is the ErrUnknown of what its topic wants on two machines, and what was committed on one alone: the last slave left meanwhile. The
+// store goes on.
+var ErrOneCopy = fmt.Errorf("%w: it is committed, but no other machine was found to have it", journal.ErrUnknown)

@@ -294,7 +294,7 @@ func (s *Store) committed(a *pending, err error) {
 			repeats = s.dedupe.Fail(a.window)
 		}
 	} else if a.Short {
-		err = fmt.Errorf("%w: it is committed, but no other machine was found to have it", journal.ErrUnknown)
+		err = store.ErrOneCopy
 	}
 	if a.window != nil {
 		repeats = append(repeats, s.dedupe.Landed()...)

@@ -1,0 +1,316 @@
+package faults
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"github.com/jmqio/jmq/client"
+	"github.com/jmqio/jmq/server"
+	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/offset"
+	"github.com/jmqio/jmq/server/servertest"
+	"github.com/jmqio/jmq/server/servertest/check"
+	"github.com/jmqio/jmq/server/store"
+	"github.com/jmqio/jmq/server/store/local"
+	"github.com/jmqio/jmq/wire"
+)
+
+// heal ends every fault: links, disks, database, nodes that are stopped.
+func (x *trial) heal() {
+	x.Links.Heal()
+	for _, s := range append(x.Registries[:1:1], x.g.Brokers...) {
+		x.Links.Resume(s.Name())
+	}
+	x.database.Fail(nil)
+	for _, s := range append(x.Registries[:1:1], x.g.Brokers...) {
+		if x.down[s] {
+			x.up(s)
+		}
+	}
+	for _, b := range x.g.Brokers {
+		b.Disk().Slow(0)
+	}
+}
+
+// up starts a node that is stopped.
+func (x *trial) up(s *servertest.Server) {
+	x.t.Helper()
+	delete(x.down, s)
+	s.Change(func(c *server.Config) { c.Node.Admin.Listen = "127.0.0.1:0" }) // another may have got it meanwhile
+	s.StartAgain()
+}
+
+// settle waits until the cluster is well again: a master serves, all slaves are in sync, sends of both kinds are ok and come.
+func (x *trial) settle() {
+	x.t.Helper()
+	begun := time.Now()
+	x.g.Master()
+	x.goesOn("sends after the fault", 3, topics...)
+	x.g.InSync(x.slaves)
+	x.goesOn("sends with all slaves in sync", 3, topics...)
+	if took := time.Since(begun); took > recoverMost {
+		x.t.Errorf("healed after %v", took.Round(time.Millisecond))
+	} else {
+		x.t.Logf("healed after %v", took.Round(time.Millisecond))
+	}
+}
+
+// carryOut lets a fault happen, heals it, and waits until all is well.
+func (x *trial) carryOut(f *fault) {
+	x.t.Helper()
+	e := check.Event{Op: check.OpRestart, Proc: "cluster", Reason: f.name, Call: now()}
+	f.do(x)
+	x.heal()
+	x.settle()
+	e.Return = now()
+	x.event(e)
+	if f.away != "" {
+		x.event(check.Event{Op: check.OpAway, Proc: "slaves", Reason: f.away, Call: e.Call, Return: e.Return})
+	}
+}
+
+// judge ends the load, waits until everything was consumed and all copies are the same, looks at the disks, and has the history checked.
+func (x *trial) judge() *check.Report {
+	x.t.Helper()
+	x.stopSending()
+	x.senders.Wait()
+	admin := x.client("admin")
+	x.await("all groups are drained", recoverMost, func() bool {
+		for _, topic := range topics {
+			ctx, cancel := context.WithTimeout(context.Background(), recoverMost)
+			lags, err := admin.GroupLag(ctx, topic, group)
+			cancel()
+			if err != nil || len(lags) == 0 {
+				return false
+			}
+			for _, l := range lags {
+				if l.Lag > 0 {
+					return false
+				}
+			}
+		}
+		return true
+	})
+	for _, topic := range topics {
+		x.event(check.Event{Op: check.OpDrain, Topic: topic, Group: group, Call: now()})
+	}
+	x.observe(admin)
+	x.stop()
+	x.working.Wait()
+	x.g.SameEnds()
+	for _, st := range x.g.Status() {
+		for _, s := range st.GetSlaves() {
+			if s.LagBytes > 0 {
+				x.t.Errorf("slave %s lags by %d bytes", s.Broker, s.LagBytes)
+			}
+		}
+	}
+	for _, b := range x.g.Brokers {
+		b.Stop()
+	}
+	copies := map[string][]sum{}
+	least := -1
+	for _, b := range x.g.Brokers {
+		sums, err := x.journalOf(b)
+		if err != nil {
+			x.t.Errorf("the journal of %s: %v", b.Name(), err)
+			continue
+		}
+		copies[b.Name()] = sums
+		if least < 0 || len(sums) < least {
+			least = len(sums)
+		}
+		if err := x.autopsy(b); err != nil {
+			x.t.Errorf("the store of %s: %v", b.Name(), err)
+		}
+	}
+	for name, sums := range copies {
+		for i := 0; i < least; i += sumRecords {
+			all := crc32.NewIEEE()
+			for _, s := range sums[i:min(i+sumRecords, least)] {
+				fmt.Fprintln(all, s)
+			}
+			x.event(check.Event{Op: check.OpCopy, Proc: name, Index: uint64(i), To: uint64(min(i+sumRecords, least)), Hash: fmt.Sprintf("%08x", all.Sum32()), Call: now()})
+		}
+	}
+	k := check.NewChecker()
+	for _, e := range x.mu.events {
+		if err := k.Add(e); err != nil {
+			x.t.Fatalf("event %+v: %v", e, err)
+		}
+	}
+	return k.Report()
+}
+
+// observe notes where the group stands.
+func (x *trial) observe(admin *client.Client) {
+	x.t.Helper()
+	for _, topic := range topics {
+		ctx, cancel := context.WithTimeout(context.Background(), recoverMost)
+		e := check.Event{Op: check.OpOffset, Topic: topic, Group: group, Call: now()}
+		lags, err := admin.GroupLag(ctx, topic, group)
+		cancel()
+		if err != nil {
+			x.t.Errorf("group lag: %v", err)
+		}
+		e.Return = now()
+		for _, l := range lags {
+			if l.Consumed == 0 { // else it is not told which
+				e.Partition, e.Index = l.Partition, l.AckOffset
+				x.event(e)
+			}
+		}
+	}
+}
+
+// sumRecords of a journal are compared at once.
+const sumRecords = 100
+
+// sum is a record without what is each copy's own.
+type sum struct {
+	kind     journal.Kind
+	flags    uint8
+	epoch    journal.Epoch
+	position journal.Position
+	stored   int64
+	payload  uint32
+}
+
+func (x *trial) storeOptions(b *servertest.Server) local.Options {
+	return local.Options{FS: b.Disk().Image(), Dir: b.Folder(), SegmentBytesMax: 1 << 20}
+}
+
+// journalOf returns the records of a stopped broker, up to what it knows to be committed.
+func (x *trial) journalOf(b *servertest.Server) (sums []sum, err error) {
+	j, err := local.OpenFollowing(x.storeOptions(b))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, j.Close()) }()
+	if j.Begin() != 0 || j.Committed() != j.End() {
+		return nil, fmt.Errorf("it has [%d,%d), of which %d is committed", j.Begin(), j.End(), j.Committed())
+	}
+	r := j.NewReader(j.Begin())
+	defer r.Close()
+	for r.Position() < j.Committed() {
+		rec, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return sums, err
+		}
+		sums = append(sums, sum{rec.Kind, rec.Flags, rec.Epoch, rec.Position, rec.Stored, crc32.ChecksumIEEE(rec.Payload)})
+	}
+	return sums, nil
+}
+
+// autopsy opens a stopped broker's store with the engine alone, and notes what is there: all messages, and where the group stands.
+func (x *trial) autopsy(b *servertest.Server) (err error) {
+	offsets := offset.NewTable()
+	at := now()
+	o := x.storeOptions(b)
+	o.Tables, o.Term = []store.Table{offsets}, 1<<20
+	st, err := local.Open(o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, st.Close()) }()
+	for _, topic := range topics {
+		t, ok := st.Topic(0, topic)
+		if !ok {
+			return fmt.Errorf("it has no topic %s", topic)
+		}
+		key := offset.Topic{ID: uint64(t.ID), Incarnation: t.Incarnation}
+		for p := range uint16(t.Partitions) {
+			for _, g := range offsets.GroupsOf(key) {
+				progress, _, ok := offsets.Progress(g.ID, key, p)
+				if !ok {
+					return fmt.Errorf("group %s has no progress in partition %d of %s", g.Name, p, topic)
+				}
+				e := check.Event{Op: check.OpOffset, Topic: topic, Group: g.Name, Partition: p, Index: uint64(progress.Ack), Call: at, Return: at}
+				for _, r := range progress.Consumed {
+					e.Ranges = append(e.Ranges, [2]uint64{uint64(r.From), uint64(r.To)})
+				}
+				x.event(e)
+			}
+			if err := x.scan(st, b.Name(), topic, store.Partition{Topic: t.ID, Incarnation: t.Incarnation, Partition: p}, at); err != nil {
+				return fmt.Errorf("partition %d of %s: %w", p, topic, err)
+			}
+		}
+	}
+	return nil
+}
+
+// scan notes each message of a partition.
+func (x *trial) scan(st *local.Store, proc, topic string, p store.Partition, at int64) error {
+	first, end, err := st.Bounds(p)
+	if err != nil {
+		return err
+	}
+	var codec wire.Codec
+	var buf []byte
+	for next := first; next < end; {
+		var read index.Index
+		if buf, read, err = st.Read(p, next, end, 256<<10, buf[:0]); err != nil {
+			return err
+		}
+		for rest := buf; len(rest) > 0; {
+			var b wire.Batch
+			if b, rest, err = wire.SplitBatch(rest); err != nil {
+				return err
+			}
+			raw, err := codec.Messages(b, nil)
+			if err != nil {
+				return err
+			}
+			it := wire.IterateMessages(b, raw)
+			for it.Next() {
+				m := it.View.Message()
+				i := b.FirstIndex() + uint64(it.Slot())
+				_, epoch, err := st.Written(p, index.Index(i))
+				if err != nil {
+					return err
+				}
+				x.event(check.Event{
+					Op: check.OpScan, Proc: proc, Topic: topic, Partition: p.Partition, Index: i, Epoch: uint64(epoch),
+					ID: ulid.ULID(m.ID).String(), Key: m.OrderKey, Seq: seqOf(m.Headers), Hash: hash(m.Body), Call: at,
+				})
+			}
+			if err := it.Err(); err != nil {
+				return err
+			}
+		}
+		if read <= next {
+			return fmt.Errorf("nothing is read at index %d, before the end %d", next, end)
+		}
+		next = read
+	}
+	x.event(check.Event{Op: check.OpScanned, Proc: proc, Topic: topic, Partition: p.Partition, Index: uint64(first), To: uint64(end), Call: at})
+	return nil
+}
+
+// keep writes the history where it can be looked at, and returns its name.
+func (x *trial) keep() string {
+	f, err := os.CreateTemp("", "jmq-faults-*.jsonl")
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	enc := json.NewEncoder(f)
+	for _, e := range x.mu.events {
+		if err := enc.Encode(e); err != nil {
+			return err.Error()
+		}
+	}
+	return f.Name()
+}
