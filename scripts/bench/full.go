@@ -64,7 +64,7 @@ const partitionsOfMany = 4
 var fullRows = []struct {
 	name string
 	run  func(*full, context.Context) error
-}{{"backlog", (*full).backlog}, {"topics", (*full).topics}, {"identity", (*full).identity}, {"registry", (*full).registry}}
+}{{"backlog", (*full).backlog}, {"topics", (*full).topics}, {"identity", (*full).identity}, {"registry", (*full).registry}, {"slave", (*full).slave}}
 
 // line is one figure of the table.
 type line struct {
