@@ -98,7 +98,9 @@ func readSeed(ctx context.Context, n Node, row term.Row, peer Peer, o CopyOption
 	}
 	var f *wire.FollowResponse
 	if err := call(func(ctx context.Context) (err error) {
-		f, err = peer.Follow(ctx, &wire.FollowRequest{BrokerGroup: n.BrokerGroup, Broker: n.Self.Broker, Store: n.Self.Store, Boot: n.Self.Boot, SeenTerm: row.Term})
+		r := &wire.FollowRequest{BrokerGroup: n.BrokerGroup, Broker: n.Self.Broker, Store: n.Self.Store, Boot: n.Self.Boot, SeenTerm: row.Term}
+		r.Side, r.Served = n.Side()
+		f, err = peer.Follow(ctx, r)
 		return err
 	}); err != nil {
 		return 0, 0, 0, err

@@ -655,15 +655,18 @@ func (m *Master) Stopped() bool {
 
 // HandOver stops appends (ErrNotMaster), waits until everything is committed and held by slave to, and asks the registry to name it. nil: it
 // was named, and this master is fenced. An error: nothing was handed over, and appends go on. It waits for ctx at most until it asks; then until
-// the registry has answered, since until then it is not known who the master is.
+// the registry has answered, since until then it is not known who the master is. Where ctx was cancelled it does not wait, and nothing is appended
+// any more: the caller closes the master.
 func (m *Master) HandOver(ctx context.Context, to string) (term.Row, error) {
 	m.shut(true)
 	row, err := m.handOver(ctx, to)
-	if err != nil && !m.Stopped() {
+	if err != nil && !m.Stopped() && !errors.Is(err, errUnsettled) {
 		m.shut(false)
 	}
 	return row, err
 }
+
+var errUnsettled = errors.New("replica: it is not known whether the registry names the other broker")
 
 func (m *Master) handOver(ctx context.Context, to string) (term.Row, error) {
 	m.Kick()
@@ -699,6 +702,9 @@ func (m *Master) handOver(ctx context.Context, to string) (term.Row, error) {
 			}
 		} else if !errors.Is(err, ErrHandOver) {
 			return term.Row{}, err
+		}
+		if asked && errors.Is(ctx.Err(), context.Canceled) {
+			return term.Row{}, errUnsettled
 		}
 		pause := 2 * time.Millisecond
 		if asked {

@@ -95,7 +95,11 @@ func MetOf(broker string, a *wire.MeetResponse) Met {
 
 // historyOf is what a journal has.
 func historyOf(j *journal.Journal) History {
-	h := History{Begin: j.Begin(), End: j.Written(), Epochs: j.History()}
+	h := History{End: j.Written(), Epochs: j.History()}
+	for n := len(h.Epochs); n > 0 && h.Epochs[n-1].Position >= h.End; n-- { // begun in between
+		h.Epochs = h.Epochs[:n-1]
+	}
+	h.Begin = j.Begin()
 	for len(h.Epochs) > 1 && h.Epochs[1].Position <= h.Begin { // trimmed in between
 		h.Epochs = h.Epochs[1:]
 	}

@@ -276,6 +276,7 @@ func (s *Slave) follow(master string) error {
 	for try := 0; try < 3; try++ {
 		h := historyOf(s.Journal)
 		s.mu.Lock()
+		s.mu.f.Met(s.n.State.Seen())
 		hello := s.mu.f.Hello(h, session)
 		s.mu.Unlock()
 		w, a, err := s.hello(peer, hello)
@@ -402,7 +403,7 @@ type following struct {
 	store   [16]byte
 	ended   chan error // why; one
 	over    bool       // s.turn: nothing more is written
-	header  []byte     // of the next pull; s.turn
+	header  []byte     // of the next pull
 	done    func(wire.Frame, error)
 }
 
@@ -412,9 +413,11 @@ func (s *Slave) serve(f *following) error {
 	s.hearMaster(f)
 	s.n.Logger.Info("slave follows", "broker", s.n.Self.Broker, "brokerGroup", s.n.BrokerGroup, "master", f.master, "epoch", f.epoch.String(),
 		"position", uint64(s.End()))
+	s.turn.take() // an answer's pull must not overtake one of these: what is acked never goes back
 	for range window {
-		f.pull()
+		f.send(s.End())
 	}
+	s.turn.give()
 	err := s.watch(f)
 	s.turn.take()
 	f.over = true
@@ -463,21 +466,22 @@ func (s *Slave) watch(f *following) error {
 	}
 }
 
-// pull sends the next request, which is the ack of what is written.
-func (f *following) pull() {
+// pull sends the next request, which is the ack of what is written. It is called on the goroutine that reads the connection.
+func (f *following) pull() error {
 	f.s.turn.take()
-	if f.over {
-		f.s.turn.give()
-		return
+	over, end := f.over, f.s.End()
+	f.s.turn.give()
+	// After end: whoever is promised a higher term, and then told where the journal ends, is told of all that was acked.
+	if over || f.s.n.State.Seen() > f.epoch.Term() {
+		return errOther
 	}
-	f.header = appendPull(f.header[:0], f.session, uint64(f.epoch), uint64(f.s.End()), uint64(f.s.Synced()), window)
-	header := f.header
-	f.header = nil // two pulls may be begun at the same time, at the start of the session
-	f.s.turn.give()
-	f.peer.Call(f.s.ctx, wire.CommandPull, header, f.done)
-	f.s.turn.take()
-	f.header = header // Call has copied it
-	f.s.turn.give()
+	f.send(end)
+	return nil
+}
+
+func (f *following) send(end journal.Position) {
+	f.header = appendPull(f.header[:0], f.session, uint64(f.epoch), uint64(end), uint64(min(end, f.s.Synced())), window)
+	f.peer.Call(f.s.ctx, wire.CommandPull, f.header, f.done) // which copies it
 }
 
 // pulled takes an answer, on the goroutine that reads the connection.
@@ -485,14 +489,15 @@ func (f *following) pulled(frame wire.Frame, err error) {
 	if err == nil {
 		err = f.take(frame)
 	}
+	if err == nil {
+		err = f.pull()
+	}
 	if err != nil {
 		select {
 		case f.ended <- err:
 		default:
 		}
-		return
 	}
-	f.pull()
 }
 
 func (f *following) take(frame wire.Frame) error {
@@ -511,6 +516,7 @@ func (f *following) take(frame wire.Frame) error {
 	if len(frame.Payload) == 0 {
 		from = s.mu.f.End()
 	}
+	s.mu.f.Met(s.n.State.Seen()) // by whoever answers while no log is open
 	err = s.mu.f.Push(journal.Epoch(a.epoch), from, len(frame.Payload))
 	s.mu.Unlock()
 	if err != nil {

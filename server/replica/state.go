@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -56,9 +57,10 @@ var (
 
 // StateFile keeps a State: replaced as a whole, checksummed, synced before Update returns. Safe for concurrent use.
 type StateFile struct {
-	fs  vfs.FS
-	dir string
-	mu  struct {
+	fs   vfs.FS
+	dir  string
+	seen atomic.Uint32 // State.Seen, once it is on disk
+	mu   struct {
 		sync.Mutex // held while the file is written: its purpose is to order that
 		state      State
 		failed     error // of a write: what is on the disk is not known
@@ -124,8 +126,12 @@ func (f *StateFile) Update(change func(*State)) error {
 		return f.mu.failed
 	}
 	f.mu.state = next
+	f.seen.Store(next.Seen)
 	return nil
 }
+
+// Seen is the highest term that was met and is on disk: whoever was promised something in it, nothing is done in a lower one any more.
+func (f *StateFile) Seen() uint32 { return f.seen.Load() }
 
 // NewBoot ends what others may rely on of what this broker has not synced: a sync failed, or its store is another
 // (rule SyncFailureEndsMembership).
