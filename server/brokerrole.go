@@ -121,6 +121,9 @@ func (x *replicas) close() error {
 	err := e.close()
 	x.master.Store(nil)
 	x.slave.Store(nil)
+	if e.slave != nil {
+		x.lost(err)
+	}
 	if errors.Is(err, journal.ErrFenced) {
 		// The slaves of the set were gone, or another is master: what was appended last may be committed or not, and nobody was told that it is.
 		x.s.log.Warn("the master stopped before all of its journal was committed", "brokerGroup", x.group(), "err", err)

@@ -287,6 +287,7 @@ func (x *replicas) copyFrom(d replica.Decision) (err error) {
 	}
 	defer func() {
 		err = errors.Join(err, j.Close())
+		x.lost(err)
 		err = errors.Join(err, x.look())
 	}()
 	return replica.CopyMissing(x.ctx, x.node(), d, j.Journal)

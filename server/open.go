@@ -75,16 +75,18 @@ func (x *replicas) openSlave(ctx context.Context) (*engine, error) {
 			if l, err = replica.OpenSlave(ctx, n, o); err != nil {
 				return nil, err
 			}
+			x.slave.Store(l) // it acks already, while the store is opened: others are told what it has
 			return l, nil
 		},
 		mend: func(ctx context.Context, from, to journal.Position) error { return l.Repair(ctx, from, to) },
 	})
 	if err != nil {
+		x.slave.Store(nil)
+		x.lost(err)
 		_ = f.Close() // that it is not open is told
 		return nil, err
 	}
 	e.slave = l
-	x.slave.Store(l)
 	trim.open(e.store, l)
 	return e, nil
 }

@@ -514,7 +514,7 @@ func (x *replicas) say(role, why string) {
 	}
 }
 
-// closeEngine closes what is open, and looks at what is there then.
+// closeEngine closes what is open, and looks at what is there then. An error: a slave's part may not be on the disk, and it is another boot.
 func (x *replicas) closeEngine() error {
 	e := x.r.engine.Load()
 	if e == nil {
@@ -523,16 +523,27 @@ func (x *replicas) closeEngine() error {
 	x.r.facade.put(nil)
 	x.serving.Store(false)
 	h := e.journal()
-	looked := local.Looked{}
 	err := e.close()
+	x.mu.Lock() // before the log goes: whoever asks is told of one or the other
+	x.mu.looked, x.mu.granted = local.Looked{Begin: h.Begin(), End: h.End(), Committed: h.Committed(), History: h.History()}, 0
+	x.mu.Unlock()
 	x.master.Store(nil)
 	x.slave.Store(nil)
 	x.r.engine.Store(nil)
-	looked.Begin, looked.End, looked.Committed, looked.History = h.Begin(), h.End(), h.Committed(), h.History()
-	x.mu.Lock()
-	x.mu.looked, x.mu.granted = looked, 0
-	x.mu.Unlock()
+	if e.slave != nil {
+		x.lost(err)
+	}
 	return err
+}
+
+// lost makes the broker another boot where err says that what it has acked as a slave may not have reached the disk (rule SyncFailureEndsMembership).
+func (x *replicas) lost(err error) {
+	if !errors.Is(err, journal.ErrFailed) {
+		return
+	}
+	if _, err := x.state.NewBoot(); err != nil {
+		x.s.log.Error("the broker's state", "err", err)
+	}
 }
 
 // lead opens the store as master.
@@ -544,8 +555,12 @@ func (x *replicas) lead(d replica.Decision, met []replica.Met) (again time.Durat
 		heard = e.slave.Heard()
 	}
 	x.awaitServed(met, heard)
+	boot := x.state.Get().Boot
 	if err := x.closeEngine(); err != nil {
 		x.s.log.Warn("the store was not closed well", "err", err)
+	}
+	if x.state.Get().Boot != boot {
+		return 0, nil // it was named for what may be lost now: it decides again
 	}
 	if x.auto() {
 		if err := x.state.Update(func(s *replica.State) { s.Set, s.SetTerm = d.Set, granted }); err != nil {
@@ -583,6 +598,7 @@ func (x *replicas) openedAs(e *engine, granted uint32, err error) (time.Duration
 		if x.ctx.Err() != nil || errors.Is(err, context.Canceled) || errors.Is(err, replica.ErrFenced) || errors.Is(err, replica.ErrNotMaster) {
 			return 0, x.ctx.Err()
 		}
+		x.lost(err)
 		return 0, err
 	}
 	x.r.engine.Store(e)
@@ -591,6 +607,9 @@ func (x *replicas) openedAs(e *engine, granted uint32, err error) (time.Duration
 	x.mu.Unlock()
 	x.applyMetadata(e)
 	x.r.facade.put(e)
+	if len(x.awaited()) == 0 { // the last one may have come before the engine was there
+		e.broker.ReleaseConsuming("every slave that may have served has come")
+	}
 	x.say(roleMaster, fmt.Sprintf("it was named master of term %d", granted))
 	x.settle()
 	return 0, nil
@@ -678,13 +697,14 @@ func (x *replicas) tell(broker string, row term.Row) {
 
 // status is what the broker says of its copy of the journal.
 func (x *replicas) status() *wire.ReplicaStatus {
-	x.mu.Lock()
+	m, s := x.master.Load(), x.slave.Load()
+	x.mu.Lock() // after: what was looked at is of a log that is closed
 	waiting, copying, why, looked := x.mu.waiting, x.mu.copying, x.mu.why, x.mu.looked
 	x.mu.Unlock()
-	if m := x.master.Load(); m != nil {
+	if m != nil {
 		return m.Status()
 	}
-	if s := x.slave.Load(); s != nil {
+	if s != nil {
 		st := s.Status()
 		st.Serving = x.serving.Load()
 		if waiting {
