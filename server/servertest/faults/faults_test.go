@@ -40,6 +40,8 @@ var (
 	fixed2 = shape{slaves: 2}
 	auto1  = shape{auto: true, slaves: 1}
 	auto2  = shape{auto: true, slaves: 2}
+
+	exchanging = shape{slaves: 1, oneFolder: true}
 )
 
 var faults = []fault{
@@ -165,12 +167,12 @@ var faults = []fault{
 	{name: "short disk at the slave", shape: fixed1, do: func(x *trial) { x.shorten(x.slave()) }},
 	{name: "short disk at the master", shape: fixed1, do: func(x *trial) { x.shorten(x.master()) }},
 	{name: "short disk at the master, auto", shape: auto1, do: func(x *trial) { x.shorten(x.master()) }},
-	{name: "the slave's disk is a copy of the master's", shape: fixed1, away: check.AwayUnmerged, do: func(x *trial) {
+	{name: "the slave's disk is a copy of the master's", shape: exchanging, needs: true, away: check.AwayUnmerged, do: func(x *trial) {
 		m, s := x.master(), x.slave()
 		x.kill(s)
 		s.SetDisk(m.Disk().Image())
 	}},
-	{name: "disks exchanged", shape: fixed1, needs: true, away: bothWays, do: func(x *trial) {
+	{name: "disks exchanged", shape: exchanging, needs: true, away: bothWays, do: func(x *trial) {
 		m, s := x.master(), x.slave()
 		x.killAll()
 		a, b := m.Disk(), s.Disk()

@@ -65,17 +65,23 @@ type trial struct {
 type shape struct {
 	auto   bool
 	slaves int
+	// oneFolder: the folder is the same at all brokers, each on its own disk in memory, so that disks can be exchanged. What brokers know of the
+	// registry is kept on the real disk and is one file then: not while the registry is away.
+	oneFolder bool
 }
 
 func newTrial(t testing.TB, s shape, seed uint64) *trial {
 	x := &trial{t: t, slaves: s.slaves, database: meta.NewMemory(nil), rng: rand.New(rand.NewPCG(seed, 21)), down: map[*servertest.Server]bool{}}
+	folder := t.TempDir()
 	x.oks, x.got = map[string]*atomic.Int64{}, map[string]*atomic.Int64{}
 	x.Cluster = servertest.StartCluster(t, servertest.ClusterOptions{
 		Slaves: s.slaves, Auto: s.auto, Memory: true, Store: func(int) meta.Store { return x.database },
 		Each: func(c *server.Config) {
 			c.Broker.Replication.JoinAfter = 200 * time.Millisecond
 			c.Broker.Dispatch.AckTimeout, c.Broker.Dispatch.DisconnectGrace = ackTimeout, 100*time.Millisecond
-			c.Broker.Data = "/data" // in memory: the same at all, so that disks can be exchanged
+			if s.oneFolder {
+				c.Broker.Data = folder
+			}
 			c.Node.StopTimeout = 500 * time.Millisecond
 		},
 	})
@@ -91,6 +97,8 @@ func newTrial(t testing.TB, s shape, seed uint64) *trial {
 	t.Cleanup(x.end)
 	for _, topic := range topics {
 		x.oks[topic], x.got[topic] = &atomic.Int64{}, &atomic.Int64{}
+	}
+	for _, topic := range topics {
 		for i := range 2 {
 			p := x.producer(topic, fmt.Sprintf("%s-%d", topic, i), i*2)
 			x.senders.Go(func() { p.run(x.sending) })
