@@ -307,7 +307,9 @@ func (c *Client) flight(l *lane, rt *route) *flight {
 	}
 	c.sends.add()
 	f.lane, f.target, f.route, f.pause, f.attempts, f.moves, f.tried, f.broker = l, l, rt, retryMin, 0, 0, 0, ""
+	f.mu.Lock() // the alarm of its former life may be late
 	f.mu.phase, f.mu.unknown, f.mu.ended = phaseIdle, 0, false
+	f.mu.Unlock()
 	return f
 }
 

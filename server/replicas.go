@@ -463,6 +463,9 @@ func (x *replicas) turn() (again time.Duration, err error) {
 		x.say(roleWaiting, d.Why)
 		err := x.follow(true)
 		x.settle()
+		if e := x.r.engine.Load(); err == nil && e != nil && e.slave != nil {
+			x.tendSlave(e) // the master and the registry may be away at once
+		}
 		return decideEvery, err
 	}
 	x.say(roleSlave, d.Why)

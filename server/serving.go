@@ -93,7 +93,7 @@ func (x *replicas) mayServe() (how broker.Serving, ok bool) {
 			before := theirs && (!in || name < self.Broker) || !in && !theirs && name < self.Broker
 			mu.Lock()
 			defer mu.Unlock()
-			if st.GetRole() == roleMaster || st.GetServing() || st.GetRole() == roleSlave && before {
+			if st.GetRole() == roleMaster || st.GetServing() || (st.GetRole() == roleSlave || st.GetRole() == roleWaiting) && before {
 				ok = false
 			}
 		})

@@ -320,7 +320,7 @@ func (x *trial) await(what string, most time.Duration, good func() bool) {
 			x.mu.Lock()
 			last := x.mu.events[max(0, len(x.mu.events)-8):]
 			x.mu.Unlock()
-			x.t.Fatalf("not within %v: %s; row %+v, brokers %v\nlast events %+v", most, what, x.g.Row(), x.g.Status(), last)
+			x.t.Fatalf("not within %v: %s; brokers %v\nlast events %+v", most, what, x.g.Status(), last)
 		}
 	}
 }
