@@ -2,14 +2,13 @@ package faults
 
 import (
 	"flag"
-	"math/rand/v2"
 	"os"
 	"testing"
 
 	"github.com/jmqio/jmq/scripts/testenv"
 )
 
-var seedFlag = flag.Uint64("seed", 0, "of schedules; 0: a new one each time")
+var seedFlag = flag.Uint64("seed", 0, "of schedules")
 
 // Most of a trial is waiting for somebody to be taken as away: many run at the same time.
 const atOnce = "12"
@@ -24,11 +23,4 @@ func TestMain(m *testing.M) {
 		}
 	}
 	os.Exit(testenv.Main(m).Run()) // no goleak: what is left of a process that was killed, without its disk, may leave goroutines
-}
-
-func newSeed() uint64 {
-	if *seedFlag != 0 {
-		return *seedFlag
-	}
-	return rand.Uint64()>>32 + 1
 }

@@ -58,7 +58,6 @@ type trial struct {
 		problems []string
 	}
 	down map[*servertest.Server]bool // nodes that are stopped; of the goroutine that carries out the schedule
-	lost bool                        // what was ok may be gone, with an operator's consent
 }
 
 // shape of a trial's cluster.
