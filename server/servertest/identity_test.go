@@ -284,6 +284,14 @@ func TestTLS(t *testing.T) {
 		Object{Key(meta.KindUser, "watch"), &meta.User{Role: meta.RoleViewer}},
 	)
 	cert, key := authority.Issue(t, "shop", "jmq://app/default/shop")
+	// The broker hears of the app a moment after the registry has it.
+	for until := time.Now().Add(within); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
+		early, err := client.Dial(t.Context(), b.Address(), client.WithTLSFiles(authority.CAFile, cert, key))
+		if err == nil {
+			_ = early.Close(t.Context())
+			break
+		}
+	}
 	shop := c.Dial(b.Address(), client.WithTLSFiles(authority.CAFile, cert, key))
 	f := startFlow(t, shop, shop, "orders", "shop")
 	f.goesOn("by TLS, an app known by its certificate", 20)
