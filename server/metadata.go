@@ -173,6 +173,14 @@ func (md *metadata) registry() wire.Registry {
 	return md.follower
 }
 
+// changeRow is the question of this node's own master, which a registry in this process answers itself.
+func (md *metadata) changeRow(ctx context.Context, r *wire.ChangeReplicationRequest) (*wire.ChangeReplicationResponse, error) {
+	if md.node != nil {
+		return md.node.ChangeReplication(ctx, r)
+	}
+	return md.follower.ChangeRow(ctx, r)
+}
+
 // feed is what answers watches.
 func (md *metadata) feed() *registry.Feed {
 	if md.node != nil {

@@ -372,7 +372,7 @@ func (x *replicas) ask(ctx context.Context, a term.Ask) (row term.Row, changed b
 	}
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
-	r, err := md.registry().ChangeReplication(ctx, &wire.ChangeReplicationRequest{BrokerGroup: x.group(), Ask: b})
+	r, err := md.changeRow(ctx, &wire.ChangeReplicationRequest{BrokerGroup: x.group(), Ask: b})
 	if err != nil {
 		return row, false, err
 	}

@@ -166,9 +166,10 @@ func (f *Follower) Registry() []string {
 	return f.o.Addresses
 }
 
-// ChangeReplication implements wire.Registry: it is asked of the registry node that is followed. CodeMetadataAway: there is none, and nothing
-// was changed, as with CodeDisconnected. CodeUnknown, or the end of ctx: it may have been.
-func (f *Follower) ChangeReplication(ctx context.Context, r *wire.ChangeReplicationRequest) (*wire.ChangeReplicationResponse, error) {
+// ChangeRow asks the registry node that is followed to change the row of a broker group, as this node: it is for its own master, and not what
+// ChangeReplication answers to others, who may not speak as this node. CodeMetadataAway: there is no registry node, and nothing was changed, as
+// with CodeDisconnected. CodeUnknown, or the end of ctx: it may have been.
+func (f *Follower) ChangeRow(ctx context.Context, r *wire.ChangeReplicationRequest) (*wire.ChangeReplicationResponse, error) {
 	conn := f.conn.Load()
 	if conn == nil {
 		return nil, wire.Errorf(wire.CodeMetadataAway, "no registry node is followed")

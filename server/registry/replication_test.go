@@ -203,9 +203,17 @@ func TestCompareAndSet(t *testing.T) {
 			t.Fatal(err)
 		}
 		// By the connection that a broker has anyway.
-		r, err := a.ChangeReplication(t.Context(), &wire.ChangeReplicationRequest{BrokerGroup: "g", Ask: question})
+		r, err := a.ChangeRow(t.Context(), &wire.ChangeReplicationRequest{BrokerGroup: "g", Ask: question})
 		if err != nil || !r.Changed {
 			t.Fatalf("%v %v", r, err)
+		}
+		// Which is not for its clients: who may not ask the registry may not ask it through a broker.
+		for _, asker := range []wire.Principal{{Kind: wire.PrincipalApp, Name: "app"}, {Kind: wire.PrincipalUser, Name: "admin"}, {Kind: wire.PrincipalNode, Name: "b"}} {
+			question, _ := json.Marshal(term.Ask{Master: a.member("a"), Term: 1, Change: 4, Set: without})
+			_, err := wire.Registry(a.Follower).ChangeReplication(wire.WithPeer(t.Context(), &wire.Peer{Principal: asker}), &wire.ChangeReplicationRequest{BrokerGroup: "g", Ask: question})
+			if row := c.row(t); wire.CodeOf(err) != wire.CodeRoleElsewhere || row.Change != 4 {
+				t.Fatalf("%v: %v, row %+v", asker, err, row)
+			}
 		}
 	})
 }
