@@ -312,12 +312,21 @@ func (n *Node) promote(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRe
 	target := r.Broker
 	if target == "" {
 		var best term.Report
+		var refused []string
 		for _, rep := range heard.list() {
+			if rep.Broker != row.Master.Broker && rep.Refused && !rep.New {
+				refused = append(refused, rep.Broker)
+			}
 			if rep.Broker != row.Master.Broker && !rep.Refused && !rep.New && (best.Broker == "" || rep.MoreComplete(best)) {
 				best = rep
 			}
 		}
-		if target = best.Broker; target == "" {
+		target = best.Broker
+		switch {
+		case target == "" && len(refused) > 0:
+			return wire.Errorf(wire.CodeInUse, "broker group %s has no other broker that has its messages: %s would not follow its master %s: messages are acknowledged, as it knows, that %[3]s does not have."+
+				" jmq broker-group promote %[1]s --to %[4]s --dry-run says what would be lost", r.BrokerGroup, strings.Join(refused, ", "), row.Master.Broker, refused[0])
+		case target == "":
 			return wire.Errorf(wire.CodeInUse, "broker group %s has no other broker that answers and has its messages: its master is %s", r.BrokerGroup, row.Master.Broker)
 		}
 	}

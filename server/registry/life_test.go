@@ -414,6 +414,18 @@ func TestForce(t *testing.T) {
 		if a.said().SeenTerm != 1 || c.row(t).Change != row.Change {
 			t.Fatal("it was not only asked")
 		}
+		// Those that refuse are not taken by themselves: one must be named.
+		for _, x := range []*copyOf{b, d} {
+			x.say(func(s *wire.ReplicaStatus) { s.Refused = true })
+		}
+		rest(2 * time.Second)
+		if _, err := c.nodes[0].BrokerGroup(t.Context(), &wire.BrokerGroupRequest{BrokerGroup: "g", Action: "promote"}); wire.CodeOf(err) != wire.CodeInUse || !strings.Contains(err.Error(), "b, d would not follow its master a:") || !strings.Contains(err.Error(), "promote g --to b --dry-run") {
+			t.Fatal(err)
+		}
+		for _, x := range []*copyOf{b, d} {
+			x.say(func(s *wire.ReplicaStatus) { s.Refused = false })
+		}
+		rest(2 * time.Second)
 		a.down.Store(true)
 		if _, err := c.nodes[0].BrokerGroup(t.Context(), &wire.BrokerGroupRequest{BrokerGroup: "g", Action: "promote", Force: true}); wire.CodeOf(err) != wire.CodeInUse || !strings.Contains(err.Error(), "broker a (connection refused)") {
 			t.Fatal(err)
