@@ -390,7 +390,7 @@ nothing. After a new generation of the metadata this names a master without the 
 			}
 			if !r.Done {
 				x.say(cmd, "may be lost", r.Lost)
-				return errors.New("nothing was changed: meanwhile more became known that may be lost; accept it with --force")
+				return errors.New("no other master was named, for more became known meanwhile that may be lost: the brokers have stopped for it, and go on by themselves with the master they had (status says when); jmq broker-group transfer loses nothing while that lives, or accept the loss with --force")
 			}
 			return x.print(cmd, r)
 		})

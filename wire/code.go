@@ -128,7 +128,7 @@ var Traits = map[Code]Trait{
 	CodeNotFound:           {"not-found", RetryNever, true, "see the list for its name"},
 	CodeExists:             {"exists", RetryNever, true, "choose another name, or change what is there"},
 	CodeMetadataAway:       {"metadata-away", RetryHere, true, "see the registry's log and its database; messages go on meanwhile"},
-	CodeInUse:              {"in-use", RetryNever, true, "remove what the message names first"},
+	CodeInUse:              {"in-use", RetryNever, true, "change what the message names first"},
 }
 
 func (c Code) String() string {
