@@ -38,7 +38,7 @@ folder must be stopped. Exit code 1 when there is damage.`,
 	folders.flags(verify.Flags())
 	verify.Flags().BoolVarP(&quiet, "quiet", "q", false, "no progress")
 	j := &cobra.Command{Use: "journal", Short: "Look into a stopped broker's journal"}
-	j.AddCommand(verify, journalDumpCommand(), journalRepairCommand())
+	j.AddCommand(verify, journalDumpCommand(), journalRepairCommand(), journalAsideCommand())
 	return j
 }
 
@@ -63,6 +63,15 @@ type verifyResult struct {
 	Headers      int          `json:"headers"` // segments whose header is damaged
 	Refused      bool         `json:"refused"` // the broker does not start with it as it is; else it sees to the damage itself
 	Holes        []lostRange  `json:"holes"`   // were lost to damage before
+	Ends         *endsResult  `json:"ends,omitempty"`
+	SetAside     []asideInfo  `json:"setAside"`
+}
+
+// endsResult is the stable form of what a copy's file of ends says.
+type endsResult struct {
+	Synced    uint64 `json:"synced"`
+	Committed uint64 `json:"committed"`
+	Epoch     string `json:"epoch"`
 }
 
 type lostRange struct {
@@ -235,6 +244,10 @@ func resultOf(dir string, r journal.Report) verifyResult {
 	if r.Damage != nil {
 		v.Damage = r.Damage.Error()
 	}
+	if e := r.Ends; e != nil {
+		v.Ends = &endsResult{uint64(e.Synced), uint64(e.Committed), e.Epoch.String()}
+	}
+	v.SetAside = asidesOf(r.SetAside)
 	return v
 }
 
@@ -258,7 +271,13 @@ func printVerify(w io.Writer, output string, v verifyResult) error {
 		line("", "nothing below %d is there: segments were trimmed or removed", v.Begin)
 	}
 	line("epochs", "%d: %s", len(v.Epochs), shorten(v.Epochs))
+	if v.Ends != nil {
+		line("copy", "its file of ends says: synced below %d, committed below %d, epoch %s", v.Ends.Synced, v.Ends.Committed, v.Ends.Epoch)
+	}
 	line("spares", "%d prepared files", v.Spares)
+	if len(v.SetAside) > 0 {
+		line("set aside", "%d ends that another copy has not: see jmq journal aside ls", len(v.SetAside))
+	}
 	if len(v.Holes) > 0 {
 		line("lost", "%d ranges were lost to damage before, and are known to be: %s", len(v.Holes), shorten(rangeTexts(v.Holes)))
 	}

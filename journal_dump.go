@@ -34,15 +34,16 @@ type dumpOptions struct {
 func journalDumpCommand() *cobra.Command {
 	var o dumpOptions
 	cmd := &cobra.Command{
-		Use: "dump FOLDER", Short: "Print the records of a stopped broker's journal, with what they say", Args: cobra.ExactArgs(1),
+		Use: "dump FOLDER|FILE", Short: "Print the records of a stopped broker's journal, with what they say", Args: cobra.ExactArgs(1),
 		Long: `Print the records of the journal in a data folder, in order, with what they say: topics that were made, changed and deleted, and groups that
 were moved, with who did it and why; ends of messages; the headers of message batches (jmq msg get prints messages). Nothing is changed;
-the broker of the folder must be stopped.
+the broker of the folder must be stopped. A file that was set aside (jmq journal aside ls) may be given too, whether the broker is stopped or not.
 
 The output may be long: --kind and --from choose, -n ends it, and Ctrl-C says where to go on. What is damaged is left out and named at the
 end, with exit code 1.`,
 		Example: `  jmq journal dump ./jmq-data --kind topic,offsetReset
-  jmq journal dump ./jmq-data --from 4096 -n 20 -o json`,
+  jmq journal dump ./jmq-data --from 4096 -n 20 -o json
+  jmq journal dump ./jmq-data/journal/diverged/00000000000000001096-00000000000000002048-1.2.journal`,
 		RunE: func(cmd *cobra.Command, args []string) error { return dumpJournal(cmd, &o, args[0]) },
 	}
 	o.folders.flags(cmd.Flags())
@@ -73,17 +74,21 @@ func dumpJournal(cmd *cobra.Command, o *dumpOptions, folder string) error {
 			return usagef("--kind %q is not known; give some of: %s", k, strings.Join(kindNames(), ", "))
 		}
 	}
-	dir, release, err := o.folders.open(folder)
-	if err != nil {
-		return err
+	dir := folder
+	if !isAside(folder) {
+		var release func()
+		var err error
+		if dir, release, err = o.folders.open(folder); err != nil {
+			return err
+		}
+		defer release()
 	}
-	defer release()
 	out := bufio.NewWriter(cmd.OutOrStdout())
 	d := recordDecoder{topics: map[offset.Topic]string{}, groups: map[offset.GroupID]string{}}
 	show := recordPrinter(out, o.output)
 	var enough, stopped = errors.New("enough"), errors.New("stopped")
 	next, printed := o.from, 0
-	err = journal.Dump(vfs.Default, dir, journal.Position(o.from), func(rec journal.Record) error {
+	err := journal.Dump(vfs.Default, dir, journal.Position(o.from), func(rec journal.Record) error {
 		next = uint64(rec.Position)
 		if cmd.Context().Err() != nil {
 			return stopped

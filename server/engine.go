@@ -33,6 +33,7 @@ type engine struct {
 	follows bool       // its store is a slave's
 	opened  time.Time
 	serves  serves // of a slave
+	resends resends
 }
 
 // opening says what a store is opened as.
@@ -102,6 +103,7 @@ func (r *brokerRole) storeOptions() local.Options {
 // close stops all of it, what nothing else stands on first.
 func (e *engine) close() error {
 	e.serves.ships.Wait()
+	e.resends.close()
 	if k := e.keeper.Load(); k != nil {
 		k.Close()
 	}

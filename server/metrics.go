@@ -160,6 +160,7 @@ var (
 	descReplicaDelay = desc("jmq_replica_sync_delay_seconds", "At a slave: age of the oldest byte that is not on its disk.")
 	descReplicaServe = desc("jmq_replica_serving", "1 while a slave serves reads, since its master is away.")
 	descReplicaStuck = desc("jmq_replica_refused", "1 while the broker would have to cut what is committed to follow: act now.")
+	descResent       = desc("jmq_replica_resent_messages_total", "Messages that were set aside with the journal's end, and after a promotion by force were sent again, or could not be.", "outcome")
 	descReplicaIn    = desc("jmq_replica_copied_bytes_total", "Bytes of records copied from a master since the store was opened: catching up and keeping up.")
 	descPanics       = desc("jmq_panics_total", "Requests that hit a defect of the broker.")
 )
@@ -192,6 +193,10 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	}
 	if b == nil || sockets == nil {
 		return
+	}
+	if b.replicas != nil {
+		counter(descResent, float64(b.replicas.resent.sent.Load()), "sent")
+		counter(descResent, float64(b.replicas.resent.skipped.Load()), "skipped")
 	}
 	e := b.engine.Load()
 	if e == nil {

@@ -71,6 +71,7 @@ type replicas struct {
 	seeds   atomic.Uint64                  // made for others
 	refusal atomic.Pointer[wire.CodeError] // notMaster
 	serving atomic.Bool                    // a slave that serves reads
+	resent  resent
 
 	mu struct {
 		sync.Mutex
@@ -434,6 +435,7 @@ func (x *replicas) awaitRegistry() {
 func (x *replicas) turn() (again time.Duration, err error) {
 	if e := x.r.engine.Load(); e != nil && e.master != nil && !isClosed(e.master.Fenced()) {
 		x.tendMaster(e)
+		x.resend(e)
 		return time.Second, nil
 	}
 	d, met, err := x.decide(x.ctx)
@@ -475,6 +477,7 @@ func (x *replicas) turn() (again time.Duration, err error) {
 	x.settle()
 	if e := x.r.engine.Load(); e != nil && e.slave != nil {
 		x.tendSlave(e)
+		x.resend(e)
 	}
 	return lookEvery, nil
 }

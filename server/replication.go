@@ -163,6 +163,17 @@ func (x replication) MergeSide(ctx context.Context, r *wire.MergeSideRequest, en
 	return a, err
 }
 
+func (x replication) Resend(ctx context.Context, r *wire.ResendRequest, batch []byte) (*wire.ResendResponse, error) {
+	if err := x.may(ctx); err != nil {
+		return nil, err
+	}
+	e := x.r.engine.Load()
+	if e == nil || e.master == nil {
+		return nil, x.notMaster()
+	}
+	return e.broker.Resend(ctx, r, batch)
+}
+
 func (x replication) TakeOver(ctx context.Context, r *wire.TakeOverRequest) (*wire.TakeOverResponse, error) {
 	if err := x.may(ctx); err != nil {
 		return nil, err

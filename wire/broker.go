@@ -98,6 +98,9 @@ type Replication interface {
 	MergeSide(ctx context.Context, r *MergeSideRequest, entries []byte) (*MergeSideResponse, error)
 	// TakeOver tells a slave that it was named master, before the registry's push reaches it.
 	TakeOver(ctx context.Context, r *TakeOverRequest) (*TakeOverResponse, error)
+	// Resend stores, at the master, a batch that another broker of the broker group had at the end of its journal, where a promotion by force cut
+	// it off. It is answered when that is committed. CodeTopicNotFound, CodePartitionNotFound: there is no place for it any more.
+	Resend(ctx context.Context, r *ResendRequest, batch []byte) (*ResendResponse, error)
 }
 
 // PrincipalKind says what an identity is.

@@ -179,4 +179,8 @@ var coldCommands = map[Command]coldCommand{
 	CommandTakeOver: cold(checkTakeOver, func(h *Handler, ctx context.Context, r *TakeOverRequest) (*TakeOverResponse, error) {
 		return h.services.Replication.TakeOver(ctx, r)
 	}),
+	CommandResend: coldBytes(checkResend, func(h *Handler, ctx context.Context, r *ResendRequest, batch []byte) (*ResendResponse, []byte, error) {
+		m, err := h.services.Replication.Resend(ctx, r, batch)
+		return m, nil, err
+	}),
 }

@@ -121,6 +121,9 @@ func (every) MergeSide(context.Context, *MergeSideRequest, []byte) (*MergeSideRe
 func (every) TakeOver(context.Context, *TakeOverRequest) (*TakeOverResponse, error) {
 	return &TakeOverResponse{}, nil
 }
+func (every) Resend(context.Context, *ResendRequest, []byte) (*ResendResponse, error) {
+	return &ResendResponse{}, nil
+}
 
 // TestColdCommands holds the table to what it stands for: it has every command that is not handled elsewhere, each reaches the
 // method of its name, reads its header whole, and judges what is in it.

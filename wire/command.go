@@ -50,6 +50,7 @@ const (
 	CommandLogSums   Command = 105 // LogSumsRequest -> LogSumsResponse
 	CommandMergeSide Command = 106 // MergeSideRequest, entries of a side file -> MergeSideResponse
 	CommandTakeOver  Command = 107 // TakeOverRequest -> TakeOverResponse
+	CommandResend    Command = 108 // ResendRequest, a batch -> ResendResponse
 )
 
 var commandNames = map[Command]string{
@@ -72,7 +73,7 @@ var commandNames = map[Command]string{
 
 	CommandChangeReplication: "change-replication", CommandBrokerGroup: "broker-group",
 	CommandFollow: "follow", CommandPull: "pull", CommandMeet: "meet", CommandReadLog: "read-log", CommandReadSeed: "read-seed",
-	CommandLogSums: "log-sums", CommandMergeSide: "merge-side", CommandTakeOver: "take-over",
+	CommandLogSums: "log-sums", CommandMergeSide: "merge-side", CommandTakeOver: "take-over", CommandResend: "resend",
 }
 
 // Roles of nodes, as configured and as hello says them.
@@ -113,7 +114,7 @@ var commandServices = map[Command]service{
 	CommandListAudit: ofRegistry, CommandNewGeneration: ofRegistry, CommandChangeReplication: ofRegistry, CommandBrokerGroup: ofRegistry,
 
 	CommandFollow: ofReplication, CommandPull: ofReplication, CommandMeet: ofReplication, CommandReadLog: ofReplication,
-	CommandReadSeed: ofReplication, CommandLogSums: ofReplication, CommandMergeSide: ofReplication, CommandTakeOver: ofReplication,
+	CommandReadSeed: ofReplication, CommandLogSums: ofReplication, CommandMergeSide: ofReplication, CommandTakeOver: ofReplication, CommandResend: ofReplication,
 }
 
 func (c Command) String() string {

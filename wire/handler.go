@@ -637,7 +637,7 @@ func (s *Session) rescue(c *call) {
 	switch c.command {
 	case CommandProduce, CommandAck, CommandSubscribe, CommandCreateTopic, CommandAlterTopic, CommandDeleteTopic,
 		CommandSeekGroup, CommandAlterGroup, CommandRemoveGroup, CommandHeartbeat, CommandApplyObjects,
-		CommandCreateCredential, CommandNewGeneration, CommandChangeReplication, CommandBrokerGroup, CommandMergeSide:
+		CommandCreateCredential, CommandNewGeneration, CommandChangeReplication, CommandBrokerGroup, CommandMergeSide, CommandResend:
 		// How far it came is not known, and CodeInternal promises that nothing was stored.
 		c.fail(Errorf(CodeUnknown, "the broker failed while it worked on the request"), false)
 	default:

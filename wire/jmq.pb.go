@@ -4849,6 +4849,143 @@ func (*TakeOverResponse) Descriptor() ([]byte, []int) {
 	return file_jmq_proto_rawDescGZIP(), []int{61}
 }
 
+// The payload is a batch that was set aside with the end of another broker's journal.
+type ResendRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BrokerGroup   string                 `protobuf:"bytes,1,opt,name=broker_group,json=brokerGroup,proto3" json:"broker_group,omitempty"`
+	Broker        string                 `protobuf:"bytes,2,opt,name=broker,proto3" json:"broker,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"` // of the master it is meant for
+	Namespace     uint32                 `protobuf:"varint,4,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Topic         string                 `protobuf:"bytes,5,opt,name=topic,proto3" json:"topic,omitempty"`
+	Created       uint64                 `protobuf:"varint,6,opt,name=created,proto3" json:"created,omitempty"` // version of the metadata that made the topic: another one of that name does not get it
+	Partition     uint32                 `protobuf:"varint,7,opt,name=partition,proto3" json:"partition,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResendRequest) Reset() {
+	*x = ResendRequest{}
+	mi := &file_jmq_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResendRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResendRequest) ProtoMessage() {}
+
+func (x *ResendRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResendRequest.ProtoReflect.Descriptor instead.
+func (*ResendRequest) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *ResendRequest) GetBrokerGroup() string {
+	if x != nil {
+		return x.BrokerGroup
+	}
+	return ""
+}
+
+func (x *ResendRequest) GetBroker() string {
+	if x != nil {
+		return x.Broker
+	}
+	return ""
+}
+
+func (x *ResendRequest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *ResendRequest) GetNamespace() uint32 {
+	if x != nil {
+		return x.Namespace
+	}
+	return 0
+}
+
+func (x *ResendRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *ResendRequest) GetCreated() uint64 {
+	if x != nil {
+		return x.Created
+	}
+	return 0
+}
+
+func (x *ResendRequest) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+type ResendResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FirstIndex    uint64                 `protobuf:"varint,1,opt,name=first_index,json=firstIndex,proto3" json:"first_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResendResponse) Reset() {
+	*x = ResendResponse{}
+	mi := &file_jmq_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResendResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResendResponse) ProtoMessage() {}
+
+func (x *ResendResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResendResponse.ProtoReflect.Descriptor instead.
+func (*ResendResponse) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *ResendResponse) GetFirstIndex() uint64 {
+	if x != nil {
+		return x.FirstIndex
+	}
+	return 0
+}
+
 type HeartbeatResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
@@ -4861,7 +4998,7 @@ type HeartbeatResponse struct {
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_jmq_proto_msgTypes[62]
+	mi := &file_jmq_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4873,7 +5010,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[62]
+	mi := &file_jmq_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4886,7 +5023,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{62}
+	return file_jmq_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *HeartbeatResponse) GetGeneration() uint64 {
@@ -4925,7 +5062,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_jmq_proto_msgTypes[63]
+	mi := &file_jmq_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4937,7 +5074,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[63]
+	mi := &file_jmq_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4950,7 +5087,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{63}
+	return file_jmq_proto_rawDescGZIP(), []int{65}
 }
 
 type ListNodesResponse struct {
@@ -4965,7 +5102,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_jmq_proto_msgTypes[64]
+	mi := &file_jmq_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4977,7 +5114,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[64]
+	mi := &file_jmq_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4990,7 +5127,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{64}
+	return file_jmq_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -5032,7 +5169,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_jmq_proto_msgTypes[65]
+	mi := &file_jmq_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5044,7 +5181,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[65]
+	mi := &file_jmq_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5057,7 +5194,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{65}
+	return file_jmq_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Node) GetLast() *HeartbeatRequest {
@@ -5094,7 +5231,7 @@ type ListObjectsRequest struct {
 
 func (x *ListObjectsRequest) Reset() {
 	*x = ListObjectsRequest{}
-	mi := &file_jmq_proto_msgTypes[66]
+	mi := &file_jmq_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5106,7 +5243,7 @@ func (x *ListObjectsRequest) String() string {
 func (*ListObjectsRequest) ProtoMessage() {}
 
 func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[66]
+	mi := &file_jmq_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5119,7 +5256,7 @@ func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ListObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{66}
+	return file_jmq_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListObjectsRequest) GetKind() string {
@@ -5169,7 +5306,7 @@ type ListObjectsResponse struct {
 
 func (x *ListObjectsResponse) Reset() {
 	*x = ListObjectsResponse{}
-	mi := &file_jmq_proto_msgTypes[67]
+	mi := &file_jmq_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5181,7 +5318,7 @@ func (x *ListObjectsResponse) String() string {
 func (*ListObjectsResponse) ProtoMessage() {}
 
 func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[67]
+	mi := &file_jmq_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5194,7 +5331,7 @@ func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsResponse.ProtoReflect.Descriptor instead.
 func (*ListObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{67}
+	return file_jmq_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListObjectsResponse) GetObjects() []*Object {
@@ -5237,7 +5374,7 @@ type ApplyObjectsRequest struct {
 
 func (x *ApplyObjectsRequest) Reset() {
 	*x = ApplyObjectsRequest{}
-	mi := &file_jmq_proto_msgTypes[68]
+	mi := &file_jmq_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5249,7 +5386,7 @@ func (x *ApplyObjectsRequest) String() string {
 func (*ApplyObjectsRequest) ProtoMessage() {}
 
 func (x *ApplyObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[68]
+	mi := &file_jmq_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5262,7 +5399,7 @@ func (x *ApplyObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ApplyObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{68}
+	return file_jmq_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ApplyObjectsRequest) GetWrites() []*ObjectWrite {
@@ -5298,7 +5435,7 @@ type ObjectWrite struct {
 
 func (x *ObjectWrite) Reset() {
 	*x = ObjectWrite{}
-	mi := &file_jmq_proto_msgTypes[69]
+	mi := &file_jmq_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5310,7 +5447,7 @@ func (x *ObjectWrite) String() string {
 func (*ObjectWrite) ProtoMessage() {}
 
 func (x *ObjectWrite) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[69]
+	mi := &file_jmq_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5323,7 +5460,7 @@ func (x *ObjectWrite) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectWrite.ProtoReflect.Descriptor instead.
 func (*ObjectWrite) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{69}
+	return file_jmq_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ObjectWrite) GetObject() *Object {
@@ -5365,7 +5502,7 @@ type ApplyObjectsResponse struct {
 
 func (x *ApplyObjectsResponse) Reset() {
 	*x = ApplyObjectsResponse{}
-	mi := &file_jmq_proto_msgTypes[70]
+	mi := &file_jmq_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5377,7 +5514,7 @@ func (x *ApplyObjectsResponse) String() string {
 func (*ApplyObjectsResponse) ProtoMessage() {}
 
 func (x *ApplyObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[70]
+	mi := &file_jmq_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5390,7 +5527,7 @@ func (x *ApplyObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyObjectsResponse.ProtoReflect.Descriptor instead.
 func (*ApplyObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{70}
+	return file_jmq_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ApplyObjectsResponse) GetChanges() []*ObjectChange {
@@ -5425,7 +5562,7 @@ type ObjectChange struct {
 
 func (x *ObjectChange) Reset() {
 	*x = ObjectChange{}
-	mi := &file_jmq_proto_msgTypes[71]
+	mi := &file_jmq_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5437,7 +5574,7 @@ func (x *ObjectChange) String() string {
 func (*ObjectChange) ProtoMessage() {}
 
 func (x *ObjectChange) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[71]
+	mi := &file_jmq_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5450,7 +5587,7 @@ func (x *ObjectChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectChange.ProtoReflect.Descriptor instead.
 func (*ObjectChange) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{71}
+	return file_jmq_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ObjectChange) GetChange() string {
@@ -5488,7 +5625,7 @@ type CreateCredentialRequest struct {
 
 func (x *CreateCredentialRequest) Reset() {
 	*x = CreateCredentialRequest{}
-	mi := &file_jmq_proto_msgTypes[72]
+	mi := &file_jmq_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5500,7 +5637,7 @@ func (x *CreateCredentialRequest) String() string {
 func (*CreateCredentialRequest) ProtoMessage() {}
 
 func (x *CreateCredentialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[72]
+	mi := &file_jmq_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5513,7 +5650,7 @@ func (x *CreateCredentialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCredentialRequest.ProtoReflect.Descriptor instead.
 func (*CreateCredentialRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{72}
+	return file_jmq_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *CreateCredentialRequest) GetOwnerKind() string {
@@ -5562,7 +5699,7 @@ type CreateCredentialResponse struct {
 
 func (x *CreateCredentialResponse) Reset() {
 	*x = CreateCredentialResponse{}
-	mi := &file_jmq_proto_msgTypes[73]
+	mi := &file_jmq_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5574,7 +5711,7 @@ func (x *CreateCredentialResponse) String() string {
 func (*CreateCredentialResponse) ProtoMessage() {}
 
 func (x *CreateCredentialResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[73]
+	mi := &file_jmq_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5587,7 +5724,7 @@ func (x *CreateCredentialResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCredentialResponse.ProtoReflect.Descriptor instead.
 func (*CreateCredentialResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{73}
+	return file_jmq_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *CreateCredentialResponse) GetId() string {
@@ -5626,7 +5763,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_jmq_proto_msgTypes[74]
+	mi := &file_jmq_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5638,7 +5775,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[74]
+	mi := &file_jmq_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5651,7 +5788,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{74}
+	return file_jmq_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ListAuditRequest) GetKind() string {
@@ -5713,7 +5850,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_jmq_proto_msgTypes[75]
+	mi := &file_jmq_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5725,7 +5862,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[75]
+	mi := &file_jmq_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5738,7 +5875,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{75}
+	return file_jmq_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -5775,7 +5912,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_jmq_proto_msgTypes[76]
+	mi := &file_jmq_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5787,7 +5924,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[76]
+	mi := &file_jmq_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5800,7 +5937,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{76}
+	return file_jmq_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *AuditEntry) GetId() uint64 {
@@ -5898,7 +6035,7 @@ type NewGenerationRequest struct {
 
 func (x *NewGenerationRequest) Reset() {
 	*x = NewGenerationRequest{}
-	mi := &file_jmq_proto_msgTypes[77]
+	mi := &file_jmq_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5910,7 +6047,7 @@ func (x *NewGenerationRequest) String() string {
 func (*NewGenerationRequest) ProtoMessage() {}
 
 func (x *NewGenerationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[77]
+	mi := &file_jmq_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5923,7 +6060,7 @@ func (x *NewGenerationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewGenerationRequest.ProtoReflect.Descriptor instead.
 func (*NewGenerationRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{77}
+	return file_jmq_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *NewGenerationRequest) GetReason() string {
@@ -5943,7 +6080,7 @@ type NewGenerationResponse struct {
 
 func (x *NewGenerationResponse) Reset() {
 	*x = NewGenerationResponse{}
-	mi := &file_jmq_proto_msgTypes[78]
+	mi := &file_jmq_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5955,7 +6092,7 @@ func (x *NewGenerationResponse) String() string {
 func (*NewGenerationResponse) ProtoMessage() {}
 
 func (x *NewGenerationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[78]
+	mi := &file_jmq_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5968,7 +6105,7 @@ func (x *NewGenerationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewGenerationResponse.ProtoReflect.Descriptor instead.
 func (*NewGenerationResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{78}
+	return file_jmq_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *NewGenerationResponse) GetGeneration() uint64 {
@@ -5996,7 +6133,7 @@ type PartitionRoute struct {
 
 func (x *PartitionRoute) Reset() {
 	*x = PartitionRoute{}
-	mi := &file_jmq_proto_msgTypes[79]
+	mi := &file_jmq_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6008,7 +6145,7 @@ func (x *PartitionRoute) String() string {
 func (*PartitionRoute) ProtoMessage() {}
 
 func (x *PartitionRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[79]
+	mi := &file_jmq_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6021,7 +6158,7 @@ func (x *PartitionRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionRoute.ProtoReflect.Descriptor instead.
 func (*PartitionRoute) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{79}
+	return file_jmq_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *PartitionRoute) GetPartition() uint32 {
@@ -6056,7 +6193,7 @@ type CreateTopicRequest struct {
 
 func (x *CreateTopicRequest) Reset() {
 	*x = CreateTopicRequest{}
-	mi := &file_jmq_proto_msgTypes[80]
+	mi := &file_jmq_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6068,7 +6205,7 @@ func (x *CreateTopicRequest) String() string {
 func (*CreateTopicRequest) ProtoMessage() {}
 
 func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[80]
+	mi := &file_jmq_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6081,7 +6218,7 @@ func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicRequest.ProtoReflect.Descriptor instead.
 func (*CreateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{80}
+	return file_jmq_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *CreateTopicRequest) GetTopic() string {
@@ -6114,7 +6251,7 @@ type CreateTopicResponse struct {
 
 func (x *CreateTopicResponse) Reset() {
 	*x = CreateTopicResponse{}
-	mi := &file_jmq_proto_msgTypes[81]
+	mi := &file_jmq_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6126,7 +6263,7 @@ func (x *CreateTopicResponse) String() string {
 func (*CreateTopicResponse) ProtoMessage() {}
 
 func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[81]
+	mi := &file_jmq_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6139,7 +6276,7 @@ func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicResponse.ProtoReflect.Descriptor instead.
 func (*CreateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{81}
+	return file_jmq_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *CreateTopicResponse) GetTopic() *Topic {
@@ -6163,7 +6300,7 @@ type Topic struct {
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_jmq_proto_msgTypes[82]
+	mi := &file_jmq_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6175,7 +6312,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[82]
+	mi := &file_jmq_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6188,7 +6325,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{82}
+	return file_jmq_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Topic) GetName() string {
@@ -6248,7 +6385,7 @@ type TopicSettings struct {
 
 func (x *TopicSettings) Reset() {
 	*x = TopicSettings{}
-	mi := &file_jmq_proto_msgTypes[83]
+	mi := &file_jmq_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6260,7 +6397,7 @@ func (x *TopicSettings) String() string {
 func (*TopicSettings) ProtoMessage() {}
 
 func (x *TopicSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[83]
+	mi := &file_jmq_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6273,7 +6410,7 @@ func (x *TopicSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicSettings.ProtoReflect.Descriptor instead.
 func (*TopicSettings) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{83}
+	return file_jmq_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *TopicSettings) GetRetentionMs() int64 {
@@ -6323,7 +6460,7 @@ type AlterTopicRequest struct {
 
 func (x *AlterTopicRequest) Reset() {
 	*x = AlterTopicRequest{}
-	mi := &file_jmq_proto_msgTypes[84]
+	mi := &file_jmq_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6335,7 +6472,7 @@ func (x *AlterTopicRequest) String() string {
 func (*AlterTopicRequest) ProtoMessage() {}
 
 func (x *AlterTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[84]
+	mi := &file_jmq_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6348,7 +6485,7 @@ func (x *AlterTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTopicRequest.ProtoReflect.Descriptor instead.
 func (*AlterTopicRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{84}
+	return file_jmq_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *AlterTopicRequest) GetTopic() string {
@@ -6388,7 +6525,7 @@ type AlterTopicResponse struct {
 
 func (x *AlterTopicResponse) Reset() {
 	*x = AlterTopicResponse{}
-	mi := &file_jmq_proto_msgTypes[85]
+	mi := &file_jmq_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6400,7 +6537,7 @@ func (x *AlterTopicResponse) String() string {
 func (*AlterTopicResponse) ProtoMessage() {}
 
 func (x *AlterTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[85]
+	mi := &file_jmq_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6413,7 +6550,7 @@ func (x *AlterTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTopicResponse.ProtoReflect.Descriptor instead.
 func (*AlterTopicResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{85}
+	return file_jmq_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *AlterTopicResponse) GetTopic() *Topic {
@@ -6434,7 +6571,7 @@ type DeleteTopicRequest struct {
 
 func (x *DeleteTopicRequest) Reset() {
 	*x = DeleteTopicRequest{}
-	mi := &file_jmq_proto_msgTypes[86]
+	mi := &file_jmq_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6446,7 +6583,7 @@ func (x *DeleteTopicRequest) String() string {
 func (*DeleteTopicRequest) ProtoMessage() {}
 
 func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[86]
+	mi := &file_jmq_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6459,7 +6596,7 @@ func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{86}
+	return file_jmq_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *DeleteTopicRequest) GetTopic() string {
@@ -6485,7 +6622,7 @@ type DeleteTopicResponse struct {
 
 func (x *DeleteTopicResponse) Reset() {
 	*x = DeleteTopicResponse{}
-	mi := &file_jmq_proto_msgTypes[87]
+	mi := &file_jmq_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6497,7 +6634,7 @@ func (x *DeleteTopicResponse) String() string {
 func (*DeleteTopicResponse) ProtoMessage() {}
 
 func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[87]
+	mi := &file_jmq_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6510,7 +6647,7 @@ func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{87}
+	return file_jmq_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *DeleteTopicResponse) GetTopic() *Topic {
@@ -6528,7 +6665,7 @@ type ListTopicsRequest struct {
 
 func (x *ListTopicsRequest) Reset() {
 	*x = ListTopicsRequest{}
-	mi := &file_jmq_proto_msgTypes[88]
+	mi := &file_jmq_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6540,7 +6677,7 @@ func (x *ListTopicsRequest) String() string {
 func (*ListTopicsRequest) ProtoMessage() {}
 
 func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[88]
+	mi := &file_jmq_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6553,7 +6690,7 @@ func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsRequest.ProtoReflect.Descriptor instead.
 func (*ListTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{88}
+	return file_jmq_proto_rawDescGZIP(), []int{90}
 }
 
 type ListTopicsResponse struct {
@@ -6565,7 +6702,7 @@ type ListTopicsResponse struct {
 
 func (x *ListTopicsResponse) Reset() {
 	*x = ListTopicsResponse{}
-	mi := &file_jmq_proto_msgTypes[89]
+	mi := &file_jmq_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6577,7 +6714,7 @@ func (x *ListTopicsResponse) String() string {
 func (*ListTopicsResponse) ProtoMessage() {}
 
 func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[89]
+	mi := &file_jmq_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6590,7 +6727,7 @@ func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsResponse.ProtoReflect.Descriptor instead.
 func (*ListTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{89}
+	return file_jmq_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListTopicsResponse) GetTopics() []*Topic {
@@ -6609,7 +6746,7 @@ type DescribeTopicRequest struct {
 
 func (x *DescribeTopicRequest) Reset() {
 	*x = DescribeTopicRequest{}
-	mi := &file_jmq_proto_msgTypes[90]
+	mi := &file_jmq_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6621,7 +6758,7 @@ func (x *DescribeTopicRequest) String() string {
 func (*DescribeTopicRequest) ProtoMessage() {}
 
 func (x *DescribeTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[90]
+	mi := &file_jmq_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6634,7 +6771,7 @@ func (x *DescribeTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeTopicRequest.ProtoReflect.Descriptor instead.
 func (*DescribeTopicRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{90}
+	return file_jmq_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *DescribeTopicRequest) GetTopic() string {
@@ -6656,7 +6793,7 @@ type DescribeTopicResponse struct {
 
 func (x *DescribeTopicResponse) Reset() {
 	*x = DescribeTopicResponse{}
-	mi := &file_jmq_proto_msgTypes[91]
+	mi := &file_jmq_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6668,7 +6805,7 @@ func (x *DescribeTopicResponse) String() string {
 func (*DescribeTopicResponse) ProtoMessage() {}
 
 func (x *DescribeTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[91]
+	mi := &file_jmq_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6681,7 +6818,7 @@ func (x *DescribeTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeTopicResponse.ProtoReflect.Descriptor instead.
 func (*DescribeTopicResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{91}
+	return file_jmq_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *DescribeTopicResponse) GetTopic() *Topic {
@@ -6727,7 +6864,7 @@ type TopicPartition struct {
 
 func (x *TopicPartition) Reset() {
 	*x = TopicPartition{}
-	mi := &file_jmq_proto_msgTypes[92]
+	mi := &file_jmq_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6739,7 +6876,7 @@ func (x *TopicPartition) String() string {
 func (*TopicPartition) ProtoMessage() {}
 
 func (x *TopicPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[92]
+	mi := &file_jmq_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6752,7 +6889,7 @@ func (x *TopicPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicPartition.ProtoReflect.Descriptor instead.
 func (*TopicPartition) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{92}
+	return file_jmq_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *TopicPartition) GetPartition() uint32 {
@@ -6814,7 +6951,7 @@ type GroupLagRequest struct {
 
 func (x *GroupLagRequest) Reset() {
 	*x = GroupLagRequest{}
-	mi := &file_jmq_proto_msgTypes[93]
+	mi := &file_jmq_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6826,7 +6963,7 @@ func (x *GroupLagRequest) String() string {
 func (*GroupLagRequest) ProtoMessage() {}
 
 func (x *GroupLagRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[93]
+	mi := &file_jmq_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6839,7 +6976,7 @@ func (x *GroupLagRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupLagRequest.ProtoReflect.Descriptor instead.
 func (*GroupLagRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{93}
+	return file_jmq_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *GroupLagRequest) GetTopic() string {
@@ -6865,7 +7002,7 @@ type GroupLagResponse struct {
 
 func (x *GroupLagResponse) Reset() {
 	*x = GroupLagResponse{}
-	mi := &file_jmq_proto_msgTypes[94]
+	mi := &file_jmq_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6877,7 +7014,7 @@ func (x *GroupLagResponse) String() string {
 func (*GroupLagResponse) ProtoMessage() {}
 
 func (x *GroupLagResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[94]
+	mi := &file_jmq_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6890,7 +7027,7 @@ func (x *GroupLagResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupLagResponse.ProtoReflect.Descriptor instead.
 func (*GroupLagResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{94}
+	return file_jmq_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *GroupLagResponse) GetPartitions() []*GroupPartition {
@@ -6923,7 +7060,7 @@ type GroupPartition struct {
 
 func (x *GroupPartition) Reset() {
 	*x = GroupPartition{}
-	mi := &file_jmq_proto_msgTypes[95]
+	mi := &file_jmq_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6935,7 +7072,7 @@ func (x *GroupPartition) String() string {
 func (*GroupPartition) ProtoMessage() {}
 
 func (x *GroupPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[95]
+	mi := &file_jmq_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6948,7 +7085,7 @@ func (x *GroupPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupPartition.ProtoReflect.Descriptor instead.
 func (*GroupPartition) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{95}
+	return file_jmq_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *GroupPartition) GetGroup() string {
@@ -7068,7 +7205,7 @@ type ListGroupsRequest struct {
 
 func (x *ListGroupsRequest) Reset() {
 	*x = ListGroupsRequest{}
-	mi := &file_jmq_proto_msgTypes[96]
+	mi := &file_jmq_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7080,7 +7217,7 @@ func (x *ListGroupsRequest) String() string {
 func (*ListGroupsRequest) ProtoMessage() {}
 
 func (x *ListGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[96]
+	mi := &file_jmq_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7093,7 +7230,7 @@ func (x *ListGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupsRequest.ProtoReflect.Descriptor instead.
 func (*ListGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{96}
+	return file_jmq_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ListGroupsRequest) GetTopic() string {
@@ -7126,7 +7263,7 @@ type ListGroupsResponse struct {
 
 func (x *ListGroupsResponse) Reset() {
 	*x = ListGroupsResponse{}
-	mi := &file_jmq_proto_msgTypes[97]
+	mi := &file_jmq_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7138,7 +7275,7 @@ func (x *ListGroupsResponse) String() string {
 func (*ListGroupsResponse) ProtoMessage() {}
 
 func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[97]
+	mi := &file_jmq_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7151,7 +7288,7 @@ func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupsResponse.ProtoReflect.Descriptor instead.
 func (*ListGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{97}
+	return file_jmq_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ListGroupsResponse) GetGroups() []*GroupSummary {
@@ -7182,7 +7319,7 @@ type GroupSummary struct {
 
 func (x *GroupSummary) Reset() {
 	*x = GroupSummary{}
-	mi := &file_jmq_proto_msgTypes[98]
+	mi := &file_jmq_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7194,7 +7331,7 @@ func (x *GroupSummary) String() string {
 func (*GroupSummary) ProtoMessage() {}
 
 func (x *GroupSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[98]
+	mi := &file_jmq_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7207,7 +7344,7 @@ func (x *GroupSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSummary.ProtoReflect.Descriptor instead.
 func (*GroupSummary) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{98}
+	return file_jmq_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *GroupSummary) GetTopic() string {
@@ -7312,7 +7449,7 @@ type GroupReset struct {
 
 func (x *GroupReset) Reset() {
 	*x = GroupReset{}
-	mi := &file_jmq_proto_msgTypes[99]
+	mi := &file_jmq_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7324,7 +7461,7 @@ func (x *GroupReset) String() string {
 func (*GroupReset) ProtoMessage() {}
 
 func (x *GroupReset) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[99]
+	mi := &file_jmq_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7337,7 +7474,7 @@ func (x *GroupReset) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupReset.ProtoReflect.Descriptor instead.
 func (*GroupReset) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{99}
+	return file_jmq_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *GroupReset) GetTimeNs() int64 {
@@ -7380,7 +7517,7 @@ type SeekGroupRequest struct {
 
 func (x *SeekGroupRequest) Reset() {
 	*x = SeekGroupRequest{}
-	mi := &file_jmq_proto_msgTypes[100]
+	mi := &file_jmq_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7392,7 +7529,7 @@ func (x *SeekGroupRequest) String() string {
 func (*SeekGroupRequest) ProtoMessage() {}
 
 func (x *SeekGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[100]
+	mi := &file_jmq_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7405,7 +7542,7 @@ func (x *SeekGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekGroupRequest.ProtoReflect.Descriptor instead.
 func (*SeekGroupRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{100}
+	return file_jmq_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *SeekGroupRequest) GetTopic() string {
@@ -7481,7 +7618,7 @@ type SeekGroupResponse struct {
 
 func (x *SeekGroupResponse) Reset() {
 	*x = SeekGroupResponse{}
-	mi := &file_jmq_proto_msgTypes[101]
+	mi := &file_jmq_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7493,7 +7630,7 @@ func (x *SeekGroupResponse) String() string {
 func (*SeekGroupResponse) ProtoMessage() {}
 
 func (x *SeekGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[101]
+	mi := &file_jmq_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7506,7 +7643,7 @@ func (x *SeekGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekGroupResponse.ProtoReflect.Descriptor instead.
 func (*SeekGroupResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{101}
+	return file_jmq_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *SeekGroupResponse) GetPartitions() []*SeekPartition {
@@ -7534,7 +7671,7 @@ type SeekPartition struct {
 
 func (x *SeekPartition) Reset() {
 	*x = SeekPartition{}
-	mi := &file_jmq_proto_msgTypes[102]
+	mi := &file_jmq_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7546,7 +7683,7 @@ func (x *SeekPartition) String() string {
 func (*SeekPartition) ProtoMessage() {}
 
 func (x *SeekPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[102]
+	mi := &file_jmq_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7559,7 +7696,7 @@ func (x *SeekPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekPartition.ProtoReflect.Descriptor instead.
 func (*SeekPartition) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{102}
+	return file_jmq_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *SeekPartition) GetPartition() uint32 {
@@ -7644,7 +7781,7 @@ type AlterGroupRequest struct {
 
 func (x *AlterGroupRequest) Reset() {
 	*x = AlterGroupRequest{}
-	mi := &file_jmq_proto_msgTypes[103]
+	mi := &file_jmq_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7656,7 +7793,7 @@ func (x *AlterGroupRequest) String() string {
 func (*AlterGroupRequest) ProtoMessage() {}
 
 func (x *AlterGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[103]
+	mi := &file_jmq_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7669,7 +7806,7 @@ func (x *AlterGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterGroupRequest.ProtoReflect.Descriptor instead.
 func (*AlterGroupRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{103}
+	return file_jmq_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *AlterGroupRequest) GetTopic() string {
@@ -7709,7 +7846,7 @@ type AlterGroupResponse struct {
 
 func (x *AlterGroupResponse) Reset() {
 	*x = AlterGroupResponse{}
-	mi := &file_jmq_proto_msgTypes[104]
+	mi := &file_jmq_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7721,7 +7858,7 @@ func (x *AlterGroupResponse) String() string {
 func (*AlterGroupResponse) ProtoMessage() {}
 
 func (x *AlterGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[104]
+	mi := &file_jmq_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7734,7 +7871,7 @@ func (x *AlterGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterGroupResponse.ProtoReflect.Descriptor instead.
 func (*AlterGroupResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{104}
+	return file_jmq_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *AlterGroupResponse) GetPolicy() *GroupPolicy {
@@ -7757,7 +7894,7 @@ type RemoveGroupRequest struct {
 
 func (x *RemoveGroupRequest) Reset() {
 	*x = RemoveGroupRequest{}
-	mi := &file_jmq_proto_msgTypes[105]
+	mi := &file_jmq_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7769,7 +7906,7 @@ func (x *RemoveGroupRequest) String() string {
 func (*RemoveGroupRequest) ProtoMessage() {}
 
 func (x *RemoveGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[105]
+	mi := &file_jmq_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7782,7 +7919,7 @@ func (x *RemoveGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveGroupRequest.ProtoReflect.Descriptor instead.
 func (*RemoveGroupRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{105}
+	return file_jmq_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *RemoveGroupRequest) GetTopic() string {
@@ -7821,7 +7958,7 @@ type RemoveGroupResponse struct {
 
 func (x *RemoveGroupResponse) Reset() {
 	*x = RemoveGroupResponse{}
-	mi := &file_jmq_proto_msgTypes[106]
+	mi := &file_jmq_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7833,7 +7970,7 @@ func (x *RemoveGroupResponse) String() string {
 func (*RemoveGroupResponse) ProtoMessage() {}
 
 func (x *RemoveGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[106]
+	mi := &file_jmq_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7846,7 +7983,7 @@ func (x *RemoveGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveGroupResponse.ProtoReflect.Descriptor instead.
 func (*RemoveGroupResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{106}
+	return file_jmq_proto_rawDescGZIP(), []int{108}
 }
 
 // Peek reads messages without a group. The payload is the stored batches that hold [from, to).
@@ -7864,7 +8001,7 @@ type PeekRequest struct {
 
 func (x *PeekRequest) Reset() {
 	*x = PeekRequest{}
-	mi := &file_jmq_proto_msgTypes[107]
+	mi := &file_jmq_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7876,7 +8013,7 @@ func (x *PeekRequest) String() string {
 func (*PeekRequest) ProtoMessage() {}
 
 func (x *PeekRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[107]
+	mi := &file_jmq_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7889,7 +8026,7 @@ func (x *PeekRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeekRequest.ProtoReflect.Descriptor instead.
 func (*PeekRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{107}
+	return file_jmq_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *PeekRequest) GetTopic() string {
@@ -7948,7 +8085,7 @@ type PeekResponse struct {
 
 func (x *PeekResponse) Reset() {
 	*x = PeekResponse{}
-	mi := &file_jmq_proto_msgTypes[108]
+	mi := &file_jmq_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7960,7 +8097,7 @@ func (x *PeekResponse) String() string {
 func (*PeekResponse) ProtoMessage() {}
 
 func (x *PeekResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[108]
+	mi := &file_jmq_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7973,7 +8110,7 @@ func (x *PeekResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeekResponse.ProtoReflect.Descriptor instead.
 func (*PeekResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{108}
+	return file_jmq_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *PeekResponse) GetFrom() uint64 {
@@ -8028,7 +8165,7 @@ type StoreUsageRequest struct {
 
 func (x *StoreUsageRequest) Reset() {
 	*x = StoreUsageRequest{}
-	mi := &file_jmq_proto_msgTypes[109]
+	mi := &file_jmq_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8040,7 +8177,7 @@ func (x *StoreUsageRequest) String() string {
 func (*StoreUsageRequest) ProtoMessage() {}
 
 func (x *StoreUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[109]
+	mi := &file_jmq_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8053,7 +8190,7 @@ func (x *StoreUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreUsageRequest.ProtoReflect.Descriptor instead.
 func (*StoreUsageRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{109}
+	return file_jmq_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *StoreUsageRequest) GetHoldsMax() uint32 {
@@ -8088,7 +8225,7 @@ type StoreUsageResponse struct {
 
 func (x *StoreUsageResponse) Reset() {
 	*x = StoreUsageResponse{}
-	mi := &file_jmq_proto_msgTypes[110]
+	mi := &file_jmq_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8100,7 +8237,7 @@ func (x *StoreUsageResponse) String() string {
 func (*StoreUsageResponse) ProtoMessage() {}
 
 func (x *StoreUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[110]
+	mi := &file_jmq_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8113,7 +8250,7 @@ func (x *StoreUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreUsageResponse.ProtoReflect.Descriptor instead.
 func (*StoreUsageResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{110}
+	return file_jmq_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *StoreUsageResponse) GetBroker() string {
@@ -8248,7 +8385,7 @@ type DiskUsage struct {
 
 func (x *DiskUsage) Reset() {
 	*x = DiskUsage{}
-	mi := &file_jmq_proto_msgTypes[111]
+	mi := &file_jmq_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8260,7 +8397,7 @@ func (x *DiskUsage) String() string {
 func (*DiskUsage) ProtoMessage() {}
 
 func (x *DiskUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[111]
+	mi := &file_jmq_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8273,7 +8410,7 @@ func (x *DiskUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsage.ProtoReflect.Descriptor instead.
 func (*DiskUsage) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{111}
+	return file_jmq_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *DiskUsage) GetWhat() string {
@@ -8326,7 +8463,7 @@ type StoreHold struct {
 
 func (x *StoreHold) Reset() {
 	*x = StoreHold{}
-	mi := &file_jmq_proto_msgTypes[112]
+	mi := &file_jmq_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8338,7 +8475,7 @@ func (x *StoreHold) String() string {
 func (*StoreHold) ProtoMessage() {}
 
 func (x *StoreHold) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[112]
+	mi := &file_jmq_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8351,7 +8488,7 @@ func (x *StoreHold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreHold.ProtoReflect.Descriptor instead.
 func (*StoreHold) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{112}
+	return file_jmq_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *StoreHold) GetTopic() string {
@@ -8414,7 +8551,7 @@ type StoreHole struct {
 
 func (x *StoreHole) Reset() {
 	*x = StoreHole{}
-	mi := &file_jmq_proto_msgTypes[113]
+	mi := &file_jmq_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8426,7 +8563,7 @@ func (x *StoreHole) String() string {
 func (*StoreHole) ProtoMessage() {}
 
 func (x *StoreHole) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[113]
+	mi := &file_jmq_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8439,7 +8576,7 @@ func (x *StoreHole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreHole.ProtoReflect.Descriptor instead.
 func (*StoreHole) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{113}
+	return file_jmq_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *StoreHole) GetFrom() uint64 {
@@ -8904,7 +9041,18 @@ const file_jmq_proto_rawDesc = "" +
 	"\x0fTakeOverRequest\x12!\n" +
 	"\fbroker_group\x18\x01 \x01(\tR\vbrokerGroup\x12\x10\n" +
 	"\x03row\x18\x02 \x01(\fR\x03row\"\x12\n" +
-	"\x10TakeOverResponse\"\x81\x01\n" +
+	"\x10TakeOverResponse\"\xcc\x01\n" +
+	"\rResendRequest\x12!\n" +
+	"\fbroker_group\x18\x01 \x01(\tR\vbrokerGroup\x12\x16\n" +
+	"\x06broker\x18\x02 \x01(\tR\x06broker\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x1c\n" +
+	"\tnamespace\x18\x04 \x01(\rR\tnamespace\x12\x14\n" +
+	"\x05topic\x18\x05 \x01(\tR\x05topic\x12\x18\n" +
+	"\acreated\x18\x06 \x01(\x04R\acreated\x12\x1c\n" +
+	"\tpartition\x18\a \x01(\rR\tpartition\"1\n" +
+	"\x0eResendResponse\x12\x1f\n" +
+	"\vfirst_index\x18\x01 \x01(\x04R\n" +
+	"firstIndex\"\x81\x01\n" +
 	"\x11HeartbeatResponse\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -9234,7 +9382,7 @@ func file_jmq_proto_rawDescGZIP() []byte {
 	return file_jmq_proto_rawDescData
 }
 
-var file_jmq_proto_msgTypes = make([]protoimpl.MessageInfo, 114)
+var file_jmq_proto_msgTypes = make([]protoimpl.MessageInfo, 116)
 var file_jmq_proto_goTypes = []any{
 	(*HelloRequest)(nil),              // 0: jmq.wire.v1.HelloRequest
 	(*HelloResponse)(nil),             // 1: jmq.wire.v1.HelloResponse
@@ -9298,58 +9446,60 @@ var file_jmq_proto_goTypes = []any{
 	(*MergeSideResponse)(nil),         // 59: jmq.wire.v1.MergeSideResponse
 	(*TakeOverRequest)(nil),           // 60: jmq.wire.v1.TakeOverRequest
 	(*TakeOverResponse)(nil),          // 61: jmq.wire.v1.TakeOverResponse
-	(*HeartbeatResponse)(nil),         // 62: jmq.wire.v1.HeartbeatResponse
-	(*ListNodesRequest)(nil),          // 63: jmq.wire.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),         // 64: jmq.wire.v1.ListNodesResponse
-	(*Node)(nil),                      // 65: jmq.wire.v1.Node
-	(*ListObjectsRequest)(nil),        // 66: jmq.wire.v1.ListObjectsRequest
-	(*ListObjectsResponse)(nil),       // 67: jmq.wire.v1.ListObjectsResponse
-	(*ApplyObjectsRequest)(nil),       // 68: jmq.wire.v1.ApplyObjectsRequest
-	(*ObjectWrite)(nil),               // 69: jmq.wire.v1.ObjectWrite
-	(*ApplyObjectsResponse)(nil),      // 70: jmq.wire.v1.ApplyObjectsResponse
-	(*ObjectChange)(nil),              // 71: jmq.wire.v1.ObjectChange
-	(*CreateCredentialRequest)(nil),   // 72: jmq.wire.v1.CreateCredentialRequest
-	(*CreateCredentialResponse)(nil),  // 73: jmq.wire.v1.CreateCredentialResponse
-	(*ListAuditRequest)(nil),          // 74: jmq.wire.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),         // 75: jmq.wire.v1.ListAuditResponse
-	(*AuditEntry)(nil),                // 76: jmq.wire.v1.AuditEntry
-	(*NewGenerationRequest)(nil),      // 77: jmq.wire.v1.NewGenerationRequest
-	(*NewGenerationResponse)(nil),     // 78: jmq.wire.v1.NewGenerationResponse
-	(*PartitionRoute)(nil),            // 79: jmq.wire.v1.PartitionRoute
-	(*CreateTopicRequest)(nil),        // 80: jmq.wire.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil),       // 81: jmq.wire.v1.CreateTopicResponse
-	(*Topic)(nil),                     // 82: jmq.wire.v1.Topic
-	(*TopicSettings)(nil),             // 83: jmq.wire.v1.TopicSettings
-	(*AlterTopicRequest)(nil),         // 84: jmq.wire.v1.AlterTopicRequest
-	(*AlterTopicResponse)(nil),        // 85: jmq.wire.v1.AlterTopicResponse
-	(*DeleteTopicRequest)(nil),        // 86: jmq.wire.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),       // 87: jmq.wire.v1.DeleteTopicResponse
-	(*ListTopicsRequest)(nil),         // 88: jmq.wire.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),        // 89: jmq.wire.v1.ListTopicsResponse
-	(*DescribeTopicRequest)(nil),      // 90: jmq.wire.v1.DescribeTopicRequest
-	(*DescribeTopicResponse)(nil),     // 91: jmq.wire.v1.DescribeTopicResponse
-	(*TopicPartition)(nil),            // 92: jmq.wire.v1.TopicPartition
-	(*GroupLagRequest)(nil),           // 93: jmq.wire.v1.GroupLagRequest
-	(*GroupLagResponse)(nil),          // 94: jmq.wire.v1.GroupLagResponse
-	(*GroupPartition)(nil),            // 95: jmq.wire.v1.GroupPartition
-	(*ListGroupsRequest)(nil),         // 96: jmq.wire.v1.ListGroupsRequest
-	(*ListGroupsResponse)(nil),        // 97: jmq.wire.v1.ListGroupsResponse
-	(*GroupSummary)(nil),              // 98: jmq.wire.v1.GroupSummary
-	(*GroupReset)(nil),                // 99: jmq.wire.v1.GroupReset
-	(*SeekGroupRequest)(nil),          // 100: jmq.wire.v1.SeekGroupRequest
-	(*SeekGroupResponse)(nil),         // 101: jmq.wire.v1.SeekGroupResponse
-	(*SeekPartition)(nil),             // 102: jmq.wire.v1.SeekPartition
-	(*AlterGroupRequest)(nil),         // 103: jmq.wire.v1.AlterGroupRequest
-	(*AlterGroupResponse)(nil),        // 104: jmq.wire.v1.AlterGroupResponse
-	(*RemoveGroupRequest)(nil),        // 105: jmq.wire.v1.RemoveGroupRequest
-	(*RemoveGroupResponse)(nil),       // 106: jmq.wire.v1.RemoveGroupResponse
-	(*PeekRequest)(nil),               // 107: jmq.wire.v1.PeekRequest
-	(*PeekResponse)(nil),              // 108: jmq.wire.v1.PeekResponse
-	(*StoreUsageRequest)(nil),         // 109: jmq.wire.v1.StoreUsageRequest
-	(*StoreUsageResponse)(nil),        // 110: jmq.wire.v1.StoreUsageResponse
-	(*DiskUsage)(nil),                 // 111: jmq.wire.v1.DiskUsage
-	(*StoreHold)(nil),                 // 112: jmq.wire.v1.StoreHold
-	(*StoreHole)(nil),                 // 113: jmq.wire.v1.StoreHole
+	(*ResendRequest)(nil),             // 62: jmq.wire.v1.ResendRequest
+	(*ResendResponse)(nil),            // 63: jmq.wire.v1.ResendResponse
+	(*HeartbeatResponse)(nil),         // 64: jmq.wire.v1.HeartbeatResponse
+	(*ListNodesRequest)(nil),          // 65: jmq.wire.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),         // 66: jmq.wire.v1.ListNodesResponse
+	(*Node)(nil),                      // 67: jmq.wire.v1.Node
+	(*ListObjectsRequest)(nil),        // 68: jmq.wire.v1.ListObjectsRequest
+	(*ListObjectsResponse)(nil),       // 69: jmq.wire.v1.ListObjectsResponse
+	(*ApplyObjectsRequest)(nil),       // 70: jmq.wire.v1.ApplyObjectsRequest
+	(*ObjectWrite)(nil),               // 71: jmq.wire.v1.ObjectWrite
+	(*ApplyObjectsResponse)(nil),      // 72: jmq.wire.v1.ApplyObjectsResponse
+	(*ObjectChange)(nil),              // 73: jmq.wire.v1.ObjectChange
+	(*CreateCredentialRequest)(nil),   // 74: jmq.wire.v1.CreateCredentialRequest
+	(*CreateCredentialResponse)(nil),  // 75: jmq.wire.v1.CreateCredentialResponse
+	(*ListAuditRequest)(nil),          // 76: jmq.wire.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),         // 77: jmq.wire.v1.ListAuditResponse
+	(*AuditEntry)(nil),                // 78: jmq.wire.v1.AuditEntry
+	(*NewGenerationRequest)(nil),      // 79: jmq.wire.v1.NewGenerationRequest
+	(*NewGenerationResponse)(nil),     // 80: jmq.wire.v1.NewGenerationResponse
+	(*PartitionRoute)(nil),            // 81: jmq.wire.v1.PartitionRoute
+	(*CreateTopicRequest)(nil),        // 82: jmq.wire.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),       // 83: jmq.wire.v1.CreateTopicResponse
+	(*Topic)(nil),                     // 84: jmq.wire.v1.Topic
+	(*TopicSettings)(nil),             // 85: jmq.wire.v1.TopicSettings
+	(*AlterTopicRequest)(nil),         // 86: jmq.wire.v1.AlterTopicRequest
+	(*AlterTopicResponse)(nil),        // 87: jmq.wire.v1.AlterTopicResponse
+	(*DeleteTopicRequest)(nil),        // 88: jmq.wire.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),       // 89: jmq.wire.v1.DeleteTopicResponse
+	(*ListTopicsRequest)(nil),         // 90: jmq.wire.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),        // 91: jmq.wire.v1.ListTopicsResponse
+	(*DescribeTopicRequest)(nil),      // 92: jmq.wire.v1.DescribeTopicRequest
+	(*DescribeTopicResponse)(nil),     // 93: jmq.wire.v1.DescribeTopicResponse
+	(*TopicPartition)(nil),            // 94: jmq.wire.v1.TopicPartition
+	(*GroupLagRequest)(nil),           // 95: jmq.wire.v1.GroupLagRequest
+	(*GroupLagResponse)(nil),          // 96: jmq.wire.v1.GroupLagResponse
+	(*GroupPartition)(nil),            // 97: jmq.wire.v1.GroupPartition
+	(*ListGroupsRequest)(nil),         // 98: jmq.wire.v1.ListGroupsRequest
+	(*ListGroupsResponse)(nil),        // 99: jmq.wire.v1.ListGroupsResponse
+	(*GroupSummary)(nil),              // 100: jmq.wire.v1.GroupSummary
+	(*GroupReset)(nil),                // 101: jmq.wire.v1.GroupReset
+	(*SeekGroupRequest)(nil),          // 102: jmq.wire.v1.SeekGroupRequest
+	(*SeekGroupResponse)(nil),         // 103: jmq.wire.v1.SeekGroupResponse
+	(*SeekPartition)(nil),             // 104: jmq.wire.v1.SeekPartition
+	(*AlterGroupRequest)(nil),         // 105: jmq.wire.v1.AlterGroupRequest
+	(*AlterGroupResponse)(nil),        // 106: jmq.wire.v1.AlterGroupResponse
+	(*RemoveGroupRequest)(nil),        // 107: jmq.wire.v1.RemoveGroupRequest
+	(*RemoveGroupResponse)(nil),       // 108: jmq.wire.v1.RemoveGroupResponse
+	(*PeekRequest)(nil),               // 109: jmq.wire.v1.PeekRequest
+	(*PeekResponse)(nil),              // 110: jmq.wire.v1.PeekResponse
+	(*StoreUsageRequest)(nil),         // 111: jmq.wire.v1.StoreUsageRequest
+	(*StoreUsageResponse)(nil),        // 112: jmq.wire.v1.StoreUsageResponse
+	(*DiskUsage)(nil),                 // 113: jmq.wire.v1.DiskUsage
+	(*StoreHold)(nil),                 // 114: jmq.wire.v1.StoreHold
+	(*StoreHole)(nil),                 // 115: jmq.wire.v1.StoreHole
 }
 var file_jmq_proto_depIdxs = []int32{
 	4,   // 0: jmq.wire.v1.AuthenticateResponse.identity:type_name -> jmq.wire.v1.Identity
@@ -9358,7 +9508,7 @@ var file_jmq_proto_depIdxs = []int32{
 	19,  // 3: jmq.wire.v1.SubscribeRequest.policy:type_name -> jmq.wire.v1.GroupPolicy
 	19,  // 4: jmq.wire.v1.SubscribeResponse.policy:type_name -> jmq.wire.v1.GroupPolicy
 	21,  // 5: jmq.wire.v1.ExtendRequest.leases:type_name -> jmq.wire.v1.LeaseName
-	79,  // 6: jmq.wire.v1.RouteResponse.partitions:type_name -> jmq.wire.v1.PartitionRoute
+	81,  // 6: jmq.wire.v1.RouteResponse.partitions:type_name -> jmq.wire.v1.PartitionRoute
 	25,  // 7: jmq.wire.v1.RouteResponse.broker_groups:type_name -> jmq.wire.v1.BrokerGroupRoute
 	26,  // 8: jmq.wire.v1.BrokerGroupRoute.brokers:type_name -> jmq.wire.v1.BrokerRoute
 	28,  // 9: jmq.wire.v1.WatchRoutesRequest.topics:type_name -> jmq.wire.v1.WatchedTopic
@@ -9370,41 +9520,41 @@ var file_jmq_proto_depIdxs = []int32{
 	37,  // 15: jmq.wire.v1.HeartbeatRequest.replica:type_name -> jmq.wire.v1.ReplicaStatus
 	38,  // 16: jmq.wire.v1.ReplicaStatus.slaves:type_name -> jmq.wire.v1.SlaveStatus
 	43,  // 17: jmq.wire.v1.BrokerGroupResponse.groups:type_name -> jmq.wire.v1.BrokerGroupStatus
-	65,  // 18: jmq.wire.v1.BrokerGroupStatus.brokers:type_name -> jmq.wire.v1.Node
+	67,  // 18: jmq.wire.v1.BrokerGroupStatus.brokers:type_name -> jmq.wire.v1.Node
 	44,  // 19: jmq.wire.v1.FollowRequest.history:type_name -> jmq.wire.v1.EpochStart
 	44,  // 20: jmq.wire.v1.FollowResponse.history:type_name -> jmq.wire.v1.EpochStart
 	37,  // 21: jmq.wire.v1.MeetResponse.status:type_name -> jmq.wire.v1.ReplicaStatus
 	44,  // 22: jmq.wire.v1.MeetResponse.history:type_name -> jmq.wire.v1.EpochStart
 	58,  // 23: jmq.wire.v1.MergeSideRequest.leases:type_name -> jmq.wire.v1.SideLease
-	65,  // 24: jmq.wire.v1.ListNodesResponse.nodes:type_name -> jmq.wire.v1.Node
+	67,  // 24: jmq.wire.v1.ListNodesResponse.nodes:type_name -> jmq.wire.v1.Node
 	36,  // 25: jmq.wire.v1.Node.last:type_name -> jmq.wire.v1.HeartbeatRequest
 	33,  // 26: jmq.wire.v1.ListObjectsResponse.objects:type_name -> jmq.wire.v1.Object
-	69,  // 27: jmq.wire.v1.ApplyObjectsRequest.writes:type_name -> jmq.wire.v1.ObjectWrite
+	71,  // 27: jmq.wire.v1.ApplyObjectsRequest.writes:type_name -> jmq.wire.v1.ObjectWrite
 	33,  // 28: jmq.wire.v1.ObjectWrite.object:type_name -> jmq.wire.v1.Object
-	71,  // 29: jmq.wire.v1.ApplyObjectsResponse.changes:type_name -> jmq.wire.v1.ObjectChange
+	73,  // 29: jmq.wire.v1.ApplyObjectsResponse.changes:type_name -> jmq.wire.v1.ObjectChange
 	33,  // 30: jmq.wire.v1.ObjectChange.before:type_name -> jmq.wire.v1.Object
 	33,  // 31: jmq.wire.v1.ObjectChange.after:type_name -> jmq.wire.v1.Object
-	76,  // 32: jmq.wire.v1.ListAuditResponse.entries:type_name -> jmq.wire.v1.AuditEntry
-	83,  // 33: jmq.wire.v1.CreateTopicRequest.settings:type_name -> jmq.wire.v1.TopicSettings
-	82,  // 34: jmq.wire.v1.CreateTopicResponse.topic:type_name -> jmq.wire.v1.Topic
-	83,  // 35: jmq.wire.v1.Topic.settings:type_name -> jmq.wire.v1.TopicSettings
-	83,  // 36: jmq.wire.v1.AlterTopicRequest.settings:type_name -> jmq.wire.v1.TopicSettings
-	82,  // 37: jmq.wire.v1.AlterTopicResponse.topic:type_name -> jmq.wire.v1.Topic
-	82,  // 38: jmq.wire.v1.DeleteTopicResponse.topic:type_name -> jmq.wire.v1.Topic
-	82,  // 39: jmq.wire.v1.ListTopicsResponse.topics:type_name -> jmq.wire.v1.Topic
-	82,  // 40: jmq.wire.v1.DescribeTopicResponse.topic:type_name -> jmq.wire.v1.Topic
-	92,  // 41: jmq.wire.v1.DescribeTopicResponse.partitions:type_name -> jmq.wire.v1.TopicPartition
-	83,  // 42: jmq.wire.v1.DescribeTopicResponse.effective:type_name -> jmq.wire.v1.TopicSettings
-	95,  // 43: jmq.wire.v1.GroupLagResponse.partitions:type_name -> jmq.wire.v1.GroupPartition
-	98,  // 44: jmq.wire.v1.ListGroupsResponse.groups:type_name -> jmq.wire.v1.GroupSummary
+	78,  // 32: jmq.wire.v1.ListAuditResponse.entries:type_name -> jmq.wire.v1.AuditEntry
+	85,  // 33: jmq.wire.v1.CreateTopicRequest.settings:type_name -> jmq.wire.v1.TopicSettings
+	84,  // 34: jmq.wire.v1.CreateTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	85,  // 35: jmq.wire.v1.Topic.settings:type_name -> jmq.wire.v1.TopicSettings
+	85,  // 36: jmq.wire.v1.AlterTopicRequest.settings:type_name -> jmq.wire.v1.TopicSettings
+	84,  // 37: jmq.wire.v1.AlterTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	84,  // 38: jmq.wire.v1.DeleteTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	84,  // 39: jmq.wire.v1.ListTopicsResponse.topics:type_name -> jmq.wire.v1.Topic
+	84,  // 40: jmq.wire.v1.DescribeTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	94,  // 41: jmq.wire.v1.DescribeTopicResponse.partitions:type_name -> jmq.wire.v1.TopicPartition
+	85,  // 42: jmq.wire.v1.DescribeTopicResponse.effective:type_name -> jmq.wire.v1.TopicSettings
+	97,  // 43: jmq.wire.v1.GroupLagResponse.partitions:type_name -> jmq.wire.v1.GroupPartition
+	100, // 44: jmq.wire.v1.ListGroupsResponse.groups:type_name -> jmq.wire.v1.GroupSummary
 	19,  // 45: jmq.wire.v1.GroupSummary.policy:type_name -> jmq.wire.v1.GroupPolicy
-	99,  // 46: jmq.wire.v1.GroupSummary.last_reset:type_name -> jmq.wire.v1.GroupReset
-	102, // 47: jmq.wire.v1.SeekGroupResponse.partitions:type_name -> jmq.wire.v1.SeekPartition
+	101, // 46: jmq.wire.v1.GroupSummary.last_reset:type_name -> jmq.wire.v1.GroupReset
+	104, // 47: jmq.wire.v1.SeekGroupResponse.partitions:type_name -> jmq.wire.v1.SeekPartition
 	19,  // 48: jmq.wire.v1.AlterGroupRequest.policy:type_name -> jmq.wire.v1.GroupPolicy
 	19,  // 49: jmq.wire.v1.AlterGroupResponse.policy:type_name -> jmq.wire.v1.GroupPolicy
-	111, // 50: jmq.wire.v1.StoreUsageResponse.disks:type_name -> jmq.wire.v1.DiskUsage
-	112, // 51: jmq.wire.v1.StoreUsageResponse.holds:type_name -> jmq.wire.v1.StoreHold
-	113, // 52: jmq.wire.v1.StoreUsageResponse.holes:type_name -> jmq.wire.v1.StoreHole
+	113, // 50: jmq.wire.v1.StoreUsageResponse.disks:type_name -> jmq.wire.v1.DiskUsage
+	114, // 51: jmq.wire.v1.StoreUsageResponse.holds:type_name -> jmq.wire.v1.StoreHold
+	115, // 52: jmq.wire.v1.StoreUsageResponse.holes:type_name -> jmq.wire.v1.StoreHole
 	53,  // [53:53] is the sub-list for method output_type
 	53,  // [53:53] is the sub-list for method input_type
 	53,  // [53:53] is the sub-list for extension type_name
@@ -9419,15 +9569,15 @@ func file_jmq_proto_init() {
 	}
 	file_jmq_proto_msgTypes[31].OneofWrappers = []any{}
 	file_jmq_proto_msgTypes[32].OneofWrappers = []any{}
-	file_jmq_proto_msgTypes[83].OneofWrappers = []any{}
-	file_jmq_proto_msgTypes[84].OneofWrappers = []any{}
+	file_jmq_proto_msgTypes[85].OneofWrappers = []any{}
+	file_jmq_proto_msgTypes[86].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_jmq_proto_rawDesc), len(file_jmq_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   114,
+			NumMessages:   116,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,6 +1,10 @@
 package wire
 
-import "google.golang.org/protobuf/encoding/protowire"
+import (
+	"math"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
 
 const (
 	// ReplicationBytesMax bounds the records, or bytes of a seed, in one answer between brokers.
@@ -81,6 +85,16 @@ func checkLogSums(r *LogSumsRequest) error {
 func checkMergeSide(r *MergeSideRequest) error {
 	if len(r.Leases) > sideLeasesMax {
 		return Errorf(CodeInvalid, "%d leases, at most %d are possible", len(r.Leases), sideLeasesMax)
+	}
+	return checkMemberOf(r.BrokerGroup, r.Broker)
+}
+
+func checkResend(r *ResendRequest) error {
+	if err := CheckTopic(r.Topic); err != nil {
+		return err
+	}
+	if r.Partition > math.MaxUint16 {
+		return Errorf(CodeInvalid, "partition %d, at most %d is possible", r.Partition, math.MaxUint16)
 	}
 	return checkMemberOf(r.BrokerGroup, r.Broker)
 }

@@ -1,8 +1,13 @@
 package journal
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
 	"slices"
 	"strings"
 
@@ -19,7 +24,104 @@ type Aside struct {
 	From, To Position
 	Epoch    Epoch // of the last one
 	Name     string
-	Bytes    int64 // of the file
+	Bytes    int64   // of the file
+	Resent   *Resent // what became of its messages; nil: nothing yet
+}
+
+// Resent says how far the messages of a file that was set aside were sent again, to who has their place now.
+type Resent struct {
+	Next    Position `json:"next"`          // what lies below is dealt with
+	Done    bool     `json:"done"`          // all of it is
+	Sent    int64    `json:"sent"`          // messages
+	Skipped int64    `json:"skipped"`       // messages
+	Why     string   `json:"why,omitempty"` // that some, or all, were not sent
+}
+
+// Beside the file, in NAME.resent: three lines, "jmq resent VERSION", a Resent as JSON, and the crc32c of both in hex. One that cannot be read
+// is as good as none: messages may be sent twice then, and none is forgotten.
+const (
+	resentSuffix   = ".resent"
+	resentFirst    = "jmq resent 1\n"
+	resentBytesMax = 1 << 16
+)
+
+func resentPath(fsys vfs.FS, dir, name string) string {
+	return fsys.PathJoin(dir, divergedDir, strings.TrimSuffix(name, segmentSuffix)+resentSuffix)
+}
+
+// ListAside returns what was set aside in a journal's folder, whoever has that open.
+func ListAside(fsys vfs.FS, dir string) ([]Aside, error) {
+	folder := fsys.PathJoin(dir, divergedDir)
+	if _, err := fsys.Stat(folder); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	asides, _, err := listAsides(fsys, folder, nil)
+	return asides, err
+}
+
+// NoteResent keeps what became of the messages of a file that was set aside; it is on disk when it returns nil.
+func NoteResent(fsys vfs.FS, dir, name string, r Resent) error {
+	body, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	b := append([]byte(resentFirst), body...)
+	b = append(b, '\n')
+	b = fmt.Appendf(b, "%08x\n", crc32.Checksum(b, crcTable))
+	path := resentPath(fsys, dir, name)
+	f, err := fsys.Create(path+".new", vfs.WriteCategoryUnspecified)
+	if err == nil {
+		err = writeSync(f, b, 0)
+		if cerr := f.Close(); err == nil {
+			err = cerr
+		}
+	}
+	if err == nil {
+		err = fsys.Rename(path+".new", path)
+	}
+	if err == nil {
+		err = syncDirAt(fsys, fsys.PathJoin(dir, divergedDir))
+	}
+	if err != nil {
+		return fmt.Errorf("note what was sent of %s: %w", name, err)
+	}
+	return nil
+}
+
+// readResent returns nil where nothing was noted, or not wholly.
+func readResent(fsys vfs.FS, path string) *Resent {
+	f, err := fsys.Open(path)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, resentBytesMax))
+	end := bytes.LastIndexByte(bytes.TrimSuffix(b, []byte("\n")), '\n') + 1
+	if err != nil || !bytes.HasPrefix(b, []byte(resentFirst)) || end < len(resentFirst) || string(b[end:]) != fmt.Sprintf("%08x\n", crc32.Checksum(b[:end], crcTable)) {
+		return nil
+	}
+	r := new(Resent)
+	if json.Unmarshal(b[len(resentFirst):end], r) != nil {
+		return nil
+	}
+	return r
+}
+
+// RemoveAside removes a file that was set aside, with what was noted of it: by its name in ListAside. Nothing else removes them.
+func RemoveAside(fsys vfs.FS, dir, name string) error {
+	err := fsys.Remove(fsys.PathJoin(dir, divergedDir, name))
+	if err == nil {
+		if rerr := fsys.Remove(resentPath(fsys, dir, name)); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
+			err = rerr
+		}
+	}
+	if err == nil {
+		err = syncDirAt(fsys, fsys.PathJoin(dir, divergedDir))
+	}
+	if err != nil {
+		return fmt.Errorf("remove what was set aside: %w", err)
+	}
+	return nil
 }
 
 // listAsides reads the names of what was set aside. Files that were not finished are added to parts.
@@ -46,6 +148,7 @@ func listAsides(fsys vfs.FS, dir string, parts []string) ([]Aside, []string, err
 			return nil, nil, fmt.Errorf("stat %s: %w", name, err)
 		}
 		a.Bytes = info.Size()
+		a.Resent = readResent(fsys, fsys.PathJoin(dir, strings.TrimSuffix(name, segmentSuffix)+resentSuffix))
 		asides = append(asides, a)
 	}
 	return asides, parts, nil

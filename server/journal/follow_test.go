@@ -267,3 +267,60 @@ func TestCutTo(t *testing.T) {
 	mustClose(t, slave)
 	mustClose(t, s.j)
 }
+
+// TestResent: what became of what was set aside is kept, a damaged note is as none, and both files go together.
+func TestResent(t *testing.T) {
+	disk := vfs.NewCrashableMem()
+	o := followOptions(disk)
+	s := sender{j: mustOpen(t, testOptions(disk))}
+	s.mustSend(t, 300, 50)
+	slave := mustOpen(t, o)
+	if err := copyAll(s.j, slave, 10000); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := slave.CutTo(0); err != nil {
+		t.Fatal(err)
+	}
+	mustClose(t, s.j)
+	look := func(fsys vfs.FS) Aside {
+		t.Helper()
+		list, err := ListAside(fsys, o.Dir)
+		if err != nil || len(list) != 1 {
+			t.Fatalf("%v, %v", list, err)
+		}
+		return list[0]
+	}
+	a := look(disk)
+	if a.Resent != nil {
+		t.Errorf("noted is %+v", a.Resent)
+	}
+	want := Resent{Next: 64, Done: true, Sent: 2, Skipped: 1, Why: "why"}
+	for _, r := range []Resent{{Next: 32}, want} {
+		if err := NoteResent(disk, o.Dir, a.Name, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := look(disk.CrashClone(vfs.CrashCloneCfg{})).Resent; r == nil || *r != want {
+		t.Errorf("after a crash %+v, want %+v", r, want)
+	}
+	f, err := disk.OpenReadWrite(resentPath(disk, o.Dir, a.Name), vfs.WriteCategoryUnspecified)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt([]byte("x"), int64(len(resentFirst)+3)); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if r := look(disk).Resent; r != nil {
+		t.Errorf("damaged, it says %+v", r)
+	}
+	if err := RemoveAside(disk, o.Dir, a.Name); err != nil {
+		t.Fatal(err)
+	}
+	if names, err := disk.List(disk.PathJoin(o.Dir, divergedDir)); err != nil || len(names) != 0 {
+		t.Errorf("left are %v, %v", names, err)
+	}
+	mustClose(t, slave)
+}

@@ -132,8 +132,8 @@ func VerifyOf(fsys vfs.FS, dir string, store *[16]byte, from Position, progress 
 }
 
 // Dump gives every record of the journal in dir from a position on to each, in order; payloads are valid during the call. It
-// changes nothing; nobody may be writing. dir may also be one file that CutTo has set aside. What is damaged is left out, and the first damage is the error returned when all
-// that can be read was given. Other errors: each's, and what could not be read at all.
+// changes nothing; nobody may be writing. dir may also be one file that CutTo has set aside. What is damaged is left out, and the first
+// damage is the error returned when all that can be read was given. Other errors: each's, and what could not be read at all.
 func Dump(fsys vfs.FS, dir string, from Position, each func(Record) error) error {
 	var found folder
 	info, err := fsys.Stat(dir)

@@ -73,6 +73,11 @@ func (c Remote) TakeOver(ctx context.Context, r *wire.TakeOverRequest) (*wire.Ta
 	return a, err
 }
 
+func (c Remote) Resend(ctx context.Context, r *wire.ResendRequest, batch []byte) (*wire.ResendResponse, error) {
+	a, _, err := ask[wire.ResendRequest, wire.ResendResponse](ctx, c, wire.CommandResend, r, batch)
+	return a, err
+}
+
 // Pull as wire.Replication's; done is called on the goroutine that reads the connection.
 func (c Remote) Pull(ctx context.Context, r *wire.PullRequest, done func(*wire.PullResponse, []byte, error)) {
 	header, err := proto.Marshal(r)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/jmqio/jmq/client"
 	"github.com/jmqio/jmq/server"
+	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/wire"
 )
@@ -242,21 +244,32 @@ func TestTransferred(t *testing.T) {
 }
 
 // TestForced: when the master is gone an operator promotes the slave by force; the old master comes back with a tail of its own, which is set
-// aside, and follows.
+// aside, and follows. What it alone had took its place again then: with its ids, in order, and once.
 func TestForced(t *testing.T) {
 	t.Parallel()
 	c, g, cl := replicated(t, ClusterOptions{})
-	if err := send(t, cl, "orders", "both have it"); err != nil {
+	c.Registries[0].CreateTopic("row", 1)
+	if err := send(t, cl, "row", "both have it"); err != nil {
 		t.Fatal(err)
 	}
 	g.SameEnds()
 	old, slave := g.Brokers[0], g.Brokers[1]
 	c.Links.Part(old.Name(), slave.Name())
 	g.InSync(0)
+	p, err := cl.Producer("row")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	var want, got []string
 	for i := range 5 {
-		if err := send(t, cl, "orders", fmt.Sprint("only the master has it ", i)); err != nil {
+		m := &client.Message{Body: fmt.Append(nil, "only the master has it ", i)}
+		r, err := p.Send(ctx, m)
+		if err != nil {
 			t.Fatal(err)
 		}
+		want = append(want, fmt.Sprintf("%s %s", r.MessageID, m.Body))
 	}
 	c.Kill(old)
 	if r, err := g.Do(&wire.BrokerGroupRequest{Action: "promote", Broker: slave.Name(), Off: []string{old.Name()}, Force: true}); err != nil {
@@ -269,12 +282,41 @@ func TestForced(t *testing.T) {
 	old.StartAgain()
 	g.InSync(1)
 	g.SameEnds()
-	if err := send(t, cl, "orders", "after it"); err != nil {
+	if err := send(t, cl, "row", "after it"); err != nil {
 		t.Error(err)
 	}
-	names, err := old.config.FS.List(filepath.Join(old.Folder(), "journal", "diverged"))
-	if err != nil || len(names) != 1 {
-		t.Errorf("set aside are %v, %v", names, err)
+	dir := filepath.Join(old.Folder(), "journal")
+	var aside []journal.Aside
+	until(t, "what was set aside is sent again", func() bool {
+		if aside, err = journal.ListAside(old.config.FS, dir); err != nil {
+			t.Fatal(err)
+		}
+		return len(aside) == 1 && aside[0].Resent != nil && aside[0].Resent.Done
+	})
+	if r := aside[0].Resent; r.Sent != 5 || r.Skipped != 0 || r.Why != "" {
+		t.Errorf("noted is %+v", r)
+	}
+	k, err := cl.Consumer("row", client.Group("check"), client.Start(client.FromBeginning))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for all := 0; all < 7; {
+		ds, err := k.Fetch(ctx, 100)
+		if err != nil {
+			t.Fatalf("%d messages came: %v", all, err)
+		}
+		for _, d := range ds {
+			if strings.HasPrefix(string(d.Body), "only") {
+				got = append(got, fmt.Sprintf("%v %s", d.ID, d.Body))
+			}
+		}
+		all += len(ds)
+		if err := k.Ack(ctx, ds...); err != nil {
+			t.Error(err)
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("sent again were %q, want %q", got, want)
 	}
 }
 
