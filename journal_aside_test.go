@@ -26,6 +26,7 @@ func TestJournalAside(t *testing.T) {
 		if err := j.Append(&journal.Append{Entries: []journal.Entry{{Kind: journal.KindNoop, Payload: make([]byte, 100)}}, Done: func(_ *journal.Append, err error) { done <- err }}); err != nil {
 			t.Fatal(err)
 		}
+		j.Kick()
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
