@@ -142,6 +142,13 @@ func (x *replicas) resendFile(ctx context.Context, e *engine, dir string, a jour
 	if a.Resent != nil {
 		state = *a.Resent
 	}
+	if e.slave != nil { // a store that was just opened may not know yet which topics there were
+		applying, cancel := context.WithTimeout(ctx, resendWithin)
+		defer cancel()
+		if err := e.store.WaitApplied(applying, a.From); err != nil {
+			return err
+		}
+	}
 	x.s.log.Info("messages that were set aside are sent again", "brokerGroup", x.group(), "file", a.Name, "position", uint64(state.Next), "to", uint64(a.To))
 	tail := tail{of: func(t offset.Topic) (store.Topic, bool) { return e.store.TopicByID(store.TopicID(t.ID), t.Incarnation) }}
 	noted := time.Now()

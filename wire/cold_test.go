@@ -190,6 +190,8 @@ func goodHeader(c Command) []byte {
 		m = &BrokerGroupRequest{Action: "status"}
 	case CommandLogSums:
 		m = &LogSumsRequest{To: 8, Every: 8}
+	case CommandResend:
+		m = &ResendRequest{BrokerGroup: "bg1", Broker: "b1", Topic: "orders"}
 	case CommandReadLog, CommandReadSeed, CommandListNodes, CommandListObjects, CommandListAudit, CommandNewGeneration, CommandWatchObjects, CommandWhoAmI:
 		return nil
 	default:
