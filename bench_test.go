@@ -153,12 +153,7 @@ func TestLimitSlave(t *testing.T) {
 // TestFollowLimitFails shows that a consumer of the limit program that cannot go on fails the run: it must not look like a
 // slow one.
 func TestFollowLimitFails(t *testing.T) {
-	gone, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	gone.Close()
-	g := followLimit(t.Context(), gone.Addr().String(), 1)
+	g := followLimit(t.Context(), freePort(t), 1)
 	for g.err() == nil && t.Context().Err() == nil {
 		runtime.Gosched()
 	}

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -15,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/jmqio/jmq/server/servertest/ports"
 )
 
 // These tests run the binary as users do: processes, signals, exit codes, and what is pasted.
@@ -148,12 +149,12 @@ func (d *daemon) until(text string) []string {
 
 func freePort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	address, release, err := ports.Take()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Cleanup(release)
+	return address
 }
 
 // after returns what stands behind a word at the beginning of a line.
@@ -238,6 +239,7 @@ func TestDevAndPastedPair(t *testing.T) {
 // A broker that is killed with SIGKILL has everything that it acknowledged, serves in under 2 s, and the group goes on
 // where it stood: twice, the second time in the middle of a stream of sends.
 func TestKillAndRestart(t *testing.T) {
+	jmqBinary(t) // not to be measured below
 	folder, address, admin := t.TempDir(), freePort(t), freePort(t)
 	args := []string{"run", "broker", "--data", folder, "--node.wire.listen", address, "--node.admin.listen", admin}
 	up := func() *daemon {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -15,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/jmqio/jmq/server/servertest/ports"
 )
 
 // server is a broker of the benchmark's own, on a folder and ports that stay the same over its lives. It belongs to the
@@ -35,20 +36,11 @@ func newServer(binary, parent, name string, flags ...string) (*server, error) {
 	s := &server{dir: filepath.Join(parent, name), flags: flags}
 	var err error
 	if s.binary, err = filepath.Abs(binary); err == nil {
-		if s.wire, err = freeAddress(); err == nil {
-			s.admin, err = freeAddress()
+		if s.wire, _, err = ports.Take(); err == nil { // to the end of the process
+			s.admin, _, err = ports.Take()
 		}
 	}
 	return s, err
-}
-
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	return l.Addr().String(), nil
 }
 
 // start returns how long it took until the broker served.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -12,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/jmqio/jmq/server/servertest/ports"
 )
 
 // broker is a jmq process of the demo's own: always the same folder and ports, one life after the other. It belongs to
@@ -41,24 +42,14 @@ func newBroker(binary, dir string) (*broker, error) {
 		return nil, err
 	}
 	b := &broker{binary: binary, dir: dir, log: log}
-	if b.wire, err = freeAddress(); err == nil {
-		b.admin, err = freeAddress()
+	if b.wire, _, err = ports.Take(); err == nil { // to the end of the process
+		b.admin, _, err = ports.Take()
 	}
 	if err != nil {
 		log.Close()
 		return nil, err
 	}
 	return b, nil
-}
-
-// freeAddress finds a port that nobody listens on now.
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", fmt.Errorf("find a free port: %w", err)
-	}
-	defer l.Close()
-	return l.Addr().String(), nil
 }
 
 func (b *broker) data() string { return filepath.Join(b.dir, "data") }

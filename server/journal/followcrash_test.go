@@ -281,10 +281,12 @@ func (l *followLife) run(o Options, seed uint64) (err error) {
 	if j, err = l.copy(j, &l.b, l.b.end(), rng, false); err != nil {
 		return err
 	}
-	begin := (*j.list.Load())[1].base
-	l.set(func(f *followed) { f.begin = begin })
-	if err := j.Trim(begin); err != nil {
-		return err
+	if list := *j.list.Load(); len(list) > 1 { // all but one may have been trimmed on the way
+		begin := list[1].base
+		l.set(func(f *followed) { f.begin = begin })
+		if err := j.Trim(begin); err != nil {
+			return err
+		}
 	}
 	l.set(func(f *followed) { f.most, f.forced, f.committed = 1<<62, true, 1<<62 })
 	if err := j.Lead(MakeEpoch(3, 1), true, nil); err != nil {

@@ -73,6 +73,9 @@ func StartCluster(t testing.TB, o ClusterOptions) *Cluster {
 	file := filepath.Join(t.TempDir(), "metadata.db")
 	for i := range o.Registries {
 		c.Registries = append(c.Registries, Start(t, c.node(fmt.Sprintf("r%d", i+1), server.RoleRegistry), func(s *server.Config) {
+			if o.Auth { // by which it asks brokers
+				s.Node.Registry.CredentialFile = filepath.Join(t.TempDir(), "credential")
+			}
 			switch {
 			case o.Store != nil:
 				s.Metadata = o.Store(i)
@@ -84,6 +87,9 @@ func StartCluster(t testing.TB, o ClusterOptions) *Cluster {
 		}))
 	}
 	for _, r := range c.Registries {
+		if o.Auth { // read for each connection
+			c.writeCredential(r.config.Node.Registry.CredentialFile, meta.OwnerNode, r.Name())
+		}
 		c.linked(r)
 	}
 	for range max(o.BrokerGroups, 0) {
@@ -274,12 +280,17 @@ func (c *Cluster) CreateCredential(ownerKind, owner string) wire.Credentials {
 // CredentialFile makes a credential, and the file by which a node or a client shows it.
 func (c *Cluster) CredentialFile(ownerKind, owner string) string {
 	c.t.Helper()
-	who := c.CreateCredential(ownerKind, owner)
 	name := filepath.Join(c.t.TempDir(), "credential")
+	c.writeCredential(name, ownerKind, owner)
+	return name
+}
+
+func (c *Cluster) writeCredential(name, ownerKind, owner string) {
+	c.t.Helper()
+	who := c.CreateCredential(ownerKind, owner)
 	if err := os.WriteFile(name, []byte("id: "+who.ID+"\nsecret: "+string(who.Secret)+"\n"), 0o600); err != nil {
 		c.t.Fatal(err)
 	}
-	return name
 }
 
 // Key names an object of the default namespace, or of none.

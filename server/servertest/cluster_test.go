@@ -287,3 +287,12 @@ func dialWire(t *testing.T, s *Server) *wire.Conn {
 	}
 	return c
 }
+
+// TestRegistryAsksBrokers: where everybody must say who he is a registry node does too, when it asks a broker.
+func TestRegistryAsksBrokers(t *testing.T) {
+	t.Parallel()
+	c := StartCluster(t, ClusterOptions{Auth: true, Memory: true})
+	if r, err := c.Groups[0].Do(&wire.BrokerGroupRequest{Action: "drain"}); err != nil || !r.Done || len(r.Left) > 0 {
+		t.Errorf("%v, %v", r, err)
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jmqio/jmq/server"
+	"github.com/jmqio/jmq/server/servertest/ports"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -29,8 +30,8 @@ type Server struct {
 	ended   chan error
 }
 
-// Option changes the configuration that Start begins with: the defaults, on free ports, small segments and a temporary
-// folder.
+// Option changes the configuration that Start begins with: the defaults, on ports that stay the server's until the test ends, small segments, a
+// temporary folder, and a disk that is full when nothing is left, whatever else lies on the machine's.
 type Option func(*server.Config)
 
 // Start returns a server that serves. The test fails if it cannot start, or does not stop well at its end.
@@ -38,7 +39,16 @@ func Start(t testing.TB, options ...Option) *Server {
 	t.Helper()
 	c := server.DefaultConfig()
 	c.Broker.Data = t.TempDir()
-	c.Node.Wire.Listen, c.Node.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	for _, listen := range []*string{&c.Node.Wire.Listen, &c.Node.Admin.Listen} {
+		address, release, err := ports.Take()
+		if err != nil {
+			t.Fatal(err)
+		}
+		*listen = address
+		t.Cleanup(release)
+	}
+	d := &c.Broker.Disk
+	d.WarnPercent, d.EarlyDeletePercent, d.RefusePercent = 100, 100, 100
 	c.Broker.Journal.SegmentBytesMax = 1 << 20
 	c.Node.StopTimeout = 2 * time.Second
 	if os.Getenv("JMQ_TEST_LOG") != "" {

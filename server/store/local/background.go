@@ -145,7 +145,7 @@ func (s *Store) trimFollowed() {
 func (s *Store) due() bool {
 	s.apply.Lock()
 	defer s.apply.Unlock()
-	return s.apply.since >= s.opt.CheckpointBytes && !s.apply.hold || s.index.TailBytes() > s.opt.IndexTailBytesMax
+	return s.apply.since >= s.opt.CheckpointBytes || s.index.TailBytes() > s.opt.IndexTailBytesMax
 }
 
 // mergeStepBytes is what one step of a merge copies: some milliseconds.
@@ -251,12 +251,11 @@ func (s *Store) checkpoint() error {
 	if s.opt.Follow && s.lost.any {
 		s.recoverEnds() // where this is opened as a master from this checkpoint, the hole is not met again
 	}
-	held := s.apply.hold
 	b.mu.Lock()
 	same := s.apply.end == b.mu.position && trims == b.trims && !b.rebuilt
 	b.mu.Unlock()
 	m := moment{end: s.apply.end, epoch: s.apply.epoch}
-	if err == nil && !same && !held {
+	if err == nil && !same {
 		m = s.momentLocked(b.buf[:0])
 		b.buf = m.states
 	}
@@ -264,13 +263,7 @@ func (s *Store) checkpoint() error {
 	s.apply.Unlock()
 	took := time.Since(locked)
 	s.dropPartitions(m.dropped)
-	if err != nil || same && !held {
-		return err
-	}
-	if held { // what recovery would read is not made less, but memory is kept bounded
-		if s.index.TailBytes() > s.opt.IndexTailBytesMax {
-			_, err = s.index.Flush(uint64(h.Position))
-		}
+	if err != nil || same {
 		return err
 	}
 	if s.followed != nil {

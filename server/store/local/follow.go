@@ -268,17 +268,6 @@ func (s *Store) syncFollowed(to journal.Position) error {
 	return nil
 }
 
-// HoldCheckpoints holds checkpoints off from now on, that of Close too, or lets them be written again. While they are held the tables
-// may be told what no record says: what they say at that time is in none.
-func (s *Store) HoldCheckpoints(hold bool) {
-	s.apply.Lock()
-	s.apply.hold = hold
-	s.apply.Unlock()
-	if !hold {
-		s.background.kick()
-	}
-}
-
 // trimAlong is how far the log is to be trimmed, as the log that is followed was. The background goroutine does it.
 type trimAlong struct {
 	mu struct {

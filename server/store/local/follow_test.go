@@ -179,34 +179,3 @@ func TestFollowPace(t *testing.T) {
 		mustClose(t, master)
 	})
 }
-
-// TestHoldCheckpoints: while they are held none is written, that of Close included.
-func TestHoldCheckpoints(t *testing.T) {
-	master := mustOpen(t, options(vfs.NewMem()))
-	topic := mustTopic(t, master, "orders", 1)
-	o := options(vfs.NewMem())
-	slave, log := onlook(t, master, o)
-	slave.HoldCheckpoints(true)
-	if r := appendWait(master, partitionOfTopic(topic, 0), batchOf(t, "x")); r.err != nil {
-		t.Fatal(r.err)
-	}
-	log.news()
-	if err := slave.WaitApplied(t.Context(), master.Committed()); err != nil {
-		t.Fatal(err)
-	}
-	if err := slave.Checkpoint(); err != nil {
-		t.Fatal(err)
-	}
-	if m := slave.Metrics(); m.Checkpoints != 0 {
-		t.Fatalf("%d checkpoints were written", m.Checkpoints)
-	}
-	slave.HoldCheckpoints(false)
-	if err := slave.Checkpoint(); err != nil || slave.Metrics().Checkpoints != 1 {
-		t.Fatal(err, slave.Metrics().Checkpoints)
-	}
-	slave.HoldCheckpoints(true)
-	mustClose(t, slave)
-	if m := slave.Metrics(); m.Checkpoints != 1 {
-		t.Fatalf("%d checkpoints were written, want 1", m.Checkpoints)
-	}
-}

@@ -93,7 +93,6 @@ type Store struct {
 		epoch journal.Epoch    // of the last record applied
 		since int64            // bytes of journal since the last checkpoint
 		err   error            // a record could not be applied: none is after it
-		hold  bool             // no checkpoint is written
 		// dropped are partitions of deleted topics that the index still has.
 		dropped []index.Key
 	}
