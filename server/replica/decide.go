@@ -101,28 +101,22 @@ func Decide(k Known) Decision {
 		d.Act, d.Why = ActWait, fmt.Sprintf(format, args...)
 		return d
 	}
-	fence := k.State.Fence && k.History.Last().Term() < k.State.Granted && !k.off.off(ruleFence)
-	if fence { // what was answered before the promise may not be all any more
-		k.Met = slices.DeleteFunc(slices.Clone(k.Met), func(m Met) bool { return m.Seen < k.State.Granted })
-	}
-	var away []string
-	for _, b := range k.Others {
-		if !slices.ContainsFunc(k.Met, func(m Met) bool { return m.Broker == b }) {
-			away = append(away, b)
-		}
-	}
 	// rule OpenConfirmsTerm
-	if k.Row == nil && len(away) > 0 && !k.off.off(ruleOpenConfirmsTerm) {
+	if away := k.away(); k.Row == nil && len(away) > 0 && !k.off.off(ruleOpenConfirmsTerm) {
 		return wait("it was named master of term %d, the registry is away, and so are %v: one of them may have met a higher term", k.State.Granted, away)
 	}
 	if d.Seen > k.State.Granted && !k.off.off(ruleHigherTermStops) {
 		return wait("it was named master of term %d, and term %d was met", k.State.Granted, d.Seen)
 	}
 	behind, isNew := k.behind()
-	if behind == "" && fence {
-		behind = "it was named after the metadata went back, by what was known then"
+	if behind == "" && k.State.Fence && k.History.Last().Term() < k.State.Granted && !k.off.off(ruleFence) {
+		behind = "it was named by what was known before all others had promised to follow it"
 	}
 	if behind != "" {
+		if !k.off.off(ruleFence) { // what was answered before the promise may not be all any more
+			k.Met = slices.DeleteFunc(slices.Clone(k.Met), func(m Met) bool { return m.Seen < k.State.Granted })
+		}
+		away := k.away()
 		from, ok := k.mostComplete(away)
 		if !ok {
 			return wait("%s, and %v cannot be asked, one of which may have more", behind, away)
@@ -163,6 +157,16 @@ func Decide(k Known) Decision {
 		d.Set = k.mayHold()
 	}
 	return d
+}
+
+// away are the other brokers that have not answered.
+func (k Known) away() (list []string) {
+	for _, b := range k.Others {
+		if !slices.ContainsFunc(k.Met, func(m Met) bool { return m.Broker == b }) {
+			list = append(list, b)
+		}
+	}
+	return list
 }
 
 // behind says why the own journal may not be all that a master of the granted term must have; "": it is. isNew: it cannot count its starts any

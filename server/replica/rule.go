@@ -27,7 +27,7 @@ const (
 	ruleNewStoreNewTerm
 	ruleOpenConfirmsTerm
 	ruleOldImage
-	ruleFence // of a grant after a new generation: not in the model, where all brokers report at once
+	ruleFence // who copies counts what others have only after they promised the term: not in the model, where nothing is under way between brokers
 )
 
 // off says whether r is switched off.

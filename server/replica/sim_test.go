@@ -89,7 +89,8 @@ type world struct {
 	offRow  rowRule
 	nodes   []*simNode
 	reg     simRegistry
-	blocked map[[2]string]bool // from, to; the registry is ""
+	blocked map[[2]string]bool          // from, to; the registry is ""
+	late    map[[2]string]time.Duration // what is sent on a connection takes so much longer
 	ids     int
 	ghost   ghost
 	log     []string // nil: not kept
@@ -120,7 +121,7 @@ const (
 )
 
 func newWorld(r *rand.Rand, names []string, auto bool) *world {
-	w := &world{rand: r, now: time.Unix(1000, 0), auto: auto, blocked: map[[2]string]bool{}, silence: 3 * time.Second, timing: Timing{JoinAfter: time.Second}.withDefaults()}
+	w := &world{rand: r, now: time.Unix(1000, 0), auto: auto, blocked: map[[2]string]bool{}, late: map[[2]string]time.Duration{}, silence: 3 * time.Second, timing: Timing{JoinAfter: time.Second}.withDefaults()}
 	w.ghost = newGhost()
 	w.reg = simRegistry{w: w, up: true, generation: 1, reports: map[string]simReport{}}
 	for _, name := range names {
@@ -217,7 +218,7 @@ func (c *conn) send(to *simNode, do func()) {
 	if to == c.b {
 		way, from, life = 1, c.a, c.lifeB
 	}
-	at := w.now.Add(w.delay())
+	at := w.now.Add(w.delay() + w.late[[2]string{from.name, to.name}])
 	if at.Before(c.last[way]) {
 		at = c.last[way]
 	}

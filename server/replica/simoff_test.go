@@ -28,6 +28,7 @@ var switched = []struct {
 	{name: "GrantNamesBoot", off: ruleGrantNamesBoot, seed: 1333},
 	{name: "CopyMostComplete", off: ruleCopyMostComplete, seed: 23},
 	{name: "NewStoreNewTerm", off: ruleNewStoreNewTerm, seed: 27},
+	{name: "Fence", off: ruleFence, seed: 17751590666},
 	{name: "BootMembership", offRow: rowBootMembership, seed: 25},
 	{name: "PromoteMembersOnly", offRow: rowPromoteMembersOnly, seed: 8},
 	{name: "RestoreEmptiesSets", offRow: rowRestoreEmptiesSets, seed: 31},

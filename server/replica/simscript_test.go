@@ -42,6 +42,7 @@ func TestScripts(t *testing.T) {
 //	append A [n=2] [replicated] [wait=1s]  sends to A, and prints what the client is told within the time
 //	run 5s                                 lets time go by
 //	partition A B | reconnect              A and B, or the registry, do not reach each other (one-way: A does not reach B) | all do
+//	late A B 1s                            what A sends to B on a connection takes so much longer
 //	crash A | power-loss A [keep=3]        kill | and what is not synced is gone, but for what brings it to 3 records
 //	start A | pause A | resume A | clean-stop A
 //	swap-disk A | image A | old-image A    an empty disk | a copy of it is made | comes back
@@ -102,6 +103,8 @@ func command(c script.Command, w *world) string {
 		}
 	case "reconnect":
 		clear(w.blocked)
+	case "late":
+		w.late[[2]string{node(0).name, node(1).name}] = c.Duration(word(2))
 	case "crash":
 		node(0).kill()
 	case "power-loss":

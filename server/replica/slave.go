@@ -639,8 +639,9 @@ func (s *Slave) Status() *wire.ReplicaStatus {
 	}
 }
 
-// Meet answers what the slave knows; with a term it first promises, durably, to do nothing in a lower one.
-func (s *Slave) Meet(_ context.Context, r *wire.MeetRequest) (*wire.MeetResponse, error) {
+// Meet answers what the slave knows; with a term it first promises, durably, to do nothing in a lower one: nothing of a lower one is written any
+// more when it answers.
+func (s *Slave) Meet(ctx context.Context, r *wire.MeetRequest) (*wire.MeetResponse, error) {
 	if err := s.n.ofGroup(r.BrokerGroup); err != nil {
 		return nil, err
 	}
@@ -650,6 +651,14 @@ func (s *Slave) Meet(_ context.Context, r *wire.MeetRequest) (*wire.MeetResponse
 	if met || r.Term > s.n.State.Get().Seen {
 		if err := s.n.State.Update(func(st *State) { st.Seen = max(st.Seen, r.Term) }); err != nil {
 			return nil, wire.Errorf(wire.CodeFailed, "the promise cannot be kept: %v", err)
+		}
+	}
+	if r.Term > 0 { // what was pushed before the promise may be written just now
+		select {
+		case <-s.turn:
+			s.turn.give()
+		case <-ctx.Done():
+			return nil, wire.Errorf(wire.CodeStopping, "what its master pushed is being written")
 		}
 	}
 	return &wire.MeetResponse{Status: s.Status(), History: wireHistory(historyOf(s.Journal))}, nil

@@ -67,7 +67,9 @@ func (r Row) Compare(a Ask, seen uint32, generation uint64) (Row, error) {
 		if a.To != "" {
 			return r, fmt.Errorf("%w: a term of its own, and to hand over", ErrAsk)
 		}
-		return r.grant(a.Master, r.Set, max(seen, a.Seen), false), nil
+		next := r.grant(a.Master, r.Set, max(seen, a.Seen), false)
+		next.Fence = true // what its former life sent in the old term may have reached a slave since it copied
+		return next, nil
 	case a.Master.Store != r.Master.Store:
 		return r, fmt.Errorf("%w: the master has another store than was named", ErrAsk)
 	case a.To != "":

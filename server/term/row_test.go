@@ -67,7 +67,7 @@ func TestCompare(t *testing.T) {
 		{"one twice", with(func(x *Ask) { x.Set = []Member{b, member("b", "x", "y")} }), row(), ErrAsk},
 		{"hand over", with(func(x *Ask) { x.Set, x.To = []Member{b, c}, "c" }), Row{Term: 6, Master: c, Set: []Member{b}, Change: 8, Generation: 1}, nil},
 		{"hand over to one outside", with(func(x *Ask) { x.Set, x.To = []Member{b}, "c" }), row(), ErrAsk},
-		{"a new store", with(func(x *Ask) { x.Master.Store, x.Copied, x.Seen = "s9", true, 8 }), Row{Term: 9, Master: member("a", "b1", "s9"), Set: []Member{b, c}, Change: 8, Generation: 1}, nil},
+		{"a new store", with(func(x *Ask) { x.Master.Store, x.Copied, x.Seen = "s9", true, 8 }), Row{Term: 9, Master: member("a", "b1", "s9"), Set: []Member{b, c}, Change: 8, Generation: 1, Fence: true}, nil},
 	} {
 		before := row()
 		got, err := before.Compare(x.ask, 5, 1)

@@ -20,9 +20,10 @@ type Row struct {
 	Term   uint32 `json:"term,omitempty"`
 	Master Member `json:"master,omitzero"`  // with the boot and store that the grant was for
 	Forced bool   `json:"forced,omitempty"` // the term was granted by an operator, who accepted loss
-	// Fence: the term was granted by what brokers reported at different times (Refill), and one of them may have opened its journal since. The
-	// master opens only after every other broker of the broker group has promised to do nothing in a lower term, and it has copied what the most
-	// complete of them had then.
+	// Fence: the term was granted by what brokers had before anybody had promised it: what they reported at different times (Refill), of which one may
+	// have opened its journal since, or what a master with a new store copied (Ask.Copied), while what it sent in its former life may reach a slave
+	// later. The master opens only after every other broker of the broker group (auto: a member of the set) has promised to do nothing in a
+	// lower term, and it has copied what the most complete of them had then.
 	Fence bool `json:"fence,omitempty"`
 	// Set are the slaves in sync, without the master, ordered by broker. On fixed broker groups it is what the master told last, and nothing
 	// is decided by it; on auto ones only its members can be promoted.
