@@ -271,7 +271,7 @@ func (n *Node) Start(ctx context.Context) error {
 			k.Others = append(k.Others, name)
 			peer := n.g.Net.Peer(n.Name, name)
 			meet, cancel := context.WithTimeout(ctx, time.Second)
-			a, err := peer.Meet(meet, &wire.MeetRequest{BrokerGroup: n.g.Name, Broker: n.Name})
+			a, err := peer.Meet(meet, &wire.MeetRequest{BrokerGroup: n.g.Name, Broker: n.Name, Term: k.State.Granted})
 			cancel()
 			_ = peer.Close()
 			if err == nil {
