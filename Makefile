@@ -8,6 +8,7 @@
 #   make bench-full   a large backlog, many topics, recycled segments, a restart: ROWS=backlog,topics
 #   make demo     send an order log while the broker is killed: make demo ORDERS=FILE; RETAIN=1: with a limit for its folder;
 #                 CLUSTER=1: through a cluster whose database, registry nodes and brokers are killed (scripts/cluster runs one)
+#   make chaos    schedules of faults on clusters of real processes: make chaos N=1000 FAULTS=kill,pause,slave SEED=1 RESUME=FILE
 #   make fuzz     every fuzz target for FUZZ inputs
 #   make build | generate | fmt | deps
 
@@ -16,6 +17,10 @@ FUZZ      ?= 500000x
 ORDERS    ?=
 RETAIN    ?=
 CLUSTER   ?=
+N         ?= 0
+FAULTS    ?=
+SEED      ?= 1
+RESUME    ?=
 ROWS      ?=
 VERSION   := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 LDFLAGS   := -s -w -X main.version=$(VERSION)
@@ -23,7 +28,7 @@ TOOL      := $(GO) tool -modfile=scripts/tools/go.mod
 # A binary built with -race sleeps one second at its end unless told not to.
 RACE      := GORACE=atexit_sleep_ms=0 $(GO) test -race
 
-.PHONY: run test check bench bench-full demo fuzz deps generate build fmt .bin/demo
+.PHONY: run test check bench bench-full demo chaos fuzz deps generate build fmt .bin/demo .bin/chaos
 
 run: build .bin/demo
 	@exec .bin/demo -run ./jmq
@@ -32,8 +37,8 @@ build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o jmq .
 
 # Not by go run, which does not pass on how its program ended.
-.bin/demo:
-	@$(GO) build -o $@ ./scripts/demo
+.bin/demo .bin/chaos: .bin/%:
+	@$(GO) build -o $@ ./scripts/$*
 
 check:
 	$(GO) build ./...
@@ -58,6 +63,7 @@ test: deps check
 	.bin/demo -jmq ./jmq -small -retain
 	.bin/demo -jmq ./jmq -small -with-cluster
 	scripts/cluster test
+	JMQ_TEST_REQUIRE=all $(MAKE) chaos
 	$(GO) run ./scripts/bench -smoke
 	$(GO) run ./scripts/bench -full -smoke
 
@@ -66,6 +72,9 @@ bench: build
 
 bench-full: build
 	$(GO) run ./scripts/bench -full -rows '$(ROWS)'
+
+chaos: build .bin/chaos
+	@exec .bin/chaos run -n $(N) -faults '$(FAULTS)' -seed $(SEED) -resume '$(RESUME)'
 
 demo: build .bin/demo
 	@exec .bin/demo -jmq ./jmq -orders '$(ORDERS)' $(if $(RETAIN),-retain) $(if $(CLUSTER),-with-cluster)

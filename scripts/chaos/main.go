@@ -3,6 +3,10 @@
 //	go run ./scripts/chaos check FILE...
 //
 // judges a history, given as one or more files that are taken together (server/servertest/check/FORMAT.md).
+//
+//	go run ./scripts/chaos run [-n N] [-faults kill,pause,...] [-seed N] [-resume FILE]
+//
+// runs schedules of faults on clusters of real processes, under load whose history is judged.
 package main
 
 import (
@@ -20,11 +24,12 @@ const (
 // commands take the arguments after their name, and return how the program ends.
 var commands = map[string]func(args []string) int{
 	"check": checkCommand,
+	"run":   runCommand,
 }
 
 func main() {
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: chaos check FILE...")
+		fmt.Fprintln(os.Stderr, "usage: chaos check FILE... | chaos run [flags]")
 		os.Exit(exitBad)
 	}
 	os.Exit(commands[os.Args[1]](os.Args[2:]))

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -36,6 +37,7 @@ import (
 )
 
 const (
+	loopback    = "127.0.0.1"
 	database    = "jmq_cluster"
 	readyWithin = 30 * time.Second
 	stopWithin  = 20 * time.Second
@@ -52,6 +54,18 @@ type Options struct {
 	Segment int64
 	// Attached: all of it ends with this process, and the database can be killed and started by Database.
 	Attached bool
+	// SQLite: one registry node, with its metadata in a file of its own, and no database.
+	SQLite bool
+	// Broker is more of the brokers' configuration, below "broker".
+	Broker map[string]any
+	// Data is the folder of a broker's messages; nil: data in that of the node.
+	Data func(node string) string
+
+	// A cluster whose nodes stand elsewhere than on this machine's loopback has the next three. Host is the address of a node. Enter is called on the
+	// thread that then starts a process, a node or (with "") a command; the thread ends with it. Dial connects to the node's own loopback.
+	Host  func(node string) string
+	Enter func(node string) error
+	Dial  func(ctx context.Context, node, address string) (net.Conn, error)
 }
 
 // Cluster is for use by one goroutine.
@@ -81,14 +95,17 @@ type nodeState struct {
 // Node is a process of the cluster, or would be.
 type Node struct {
 	nodeState
-	dir, binary string
-	attached    bool          // it ends with this process
-	ended       chan struct{} // closed when a process that we started has ended; nil: it is not ours to wait for
+	o     *Options
+	dir   string
+	ended chan struct{} // closed when a process that we started has ended; nil: it is not ours to wait for
 }
 
 // Open reads what the folder has, or begins it.
 func Open(o Options) (*Cluster, error) {
-	if o.Registries == 0 {
+	switch {
+	case o.SQLite:
+		o.Registries = 1
+	case o.Registries == 0:
 		o.Registries = 3
 	}
 	if o.Brokers == 0 {
@@ -119,7 +136,7 @@ func Open(o Options) (*Cluster, error) {
 		return nil, err
 	}
 	for _, n := range c.state.Nodes {
-		c.Nodes = append(c.Nodes, &Node{nodeState: n, dir: c.path(n.Name), binary: o.Binary, attached: o.Attached})
+		c.Nodes = append(c.Nodes, &Node{nodeState: n, o: &c.o, dir: c.path(n.Name)})
 	}
 	return c, nil
 }
@@ -132,19 +149,31 @@ func (c *Cluster) begin() error {
 	if err != nil {
 		return err
 	}
-	next := func() string { p := ports[0]; ports = ports[1:]; return "127.0.0.1:" + strconv.Itoa(p) }
+	next := func(host string) string {
+		p := ports[0]
+		ports = ports[1:]
+		return net.JoinHostPort(host, strconv.Itoa(p))
+	}
+	add := func(n nodeState) {
+		host := loopback
+		if c.o.Host != nil {
+			host = c.o.Host(n.Name)
+		}
+		n.Wire, n.Admin = next(host), next(loopback)
+		c.state.Nodes = append(c.state.Nodes, n)
+	}
 	c.state.DatabasePort, ports = ports[0], ports[1:]
 	for i := range c.o.Registries {
-		c.state.Nodes = append(c.state.Nodes, nodeState{Name: "r" + strconv.Itoa(i+1), Role: "registry", Wire: next(), Admin: next()})
+		add(nodeState{Name: "r" + strconv.Itoa(i+1), Role: "registry"})
 	}
 	for n := range 1 + c.o.Slaves {
 		for i := range c.o.Brokers {
 			group := "b" + strconv.Itoa(i+1)
-			b := nodeState{Name: group, Role: "broker", Group: group, Wire: next(), Admin: next()}
+			b := nodeState{Name: group, Role: "broker", Group: group}
 			if n > 0 {
 				b.Name, b.Slave = group+"-s"+strconv.Itoa(n), true
 			}
-			c.state.Nodes = append(c.state.Nodes, b)
+			add(b)
 		}
 	}
 	if err := os.MkdirAll(c.o.Dir, 0o700); err != nil {
@@ -164,7 +193,7 @@ func freePorts(n int) ([]int, error) {
 		if p >= 32000 {
 			return nil, errors.New("no free ports")
 		}
-		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(p)))
+		l, err := net.Listen("tcp", net.JoinHostPort(loopback, strconv.Itoa(p)))
 		if err != nil {
 			continue
 		}
@@ -221,7 +250,7 @@ func (c *Cluster) Up(ctx context.Context) error {
 	}
 	for _, role := range []string{"registry", "broker"} {
 		for _, n := range c.Of(role) {
-			if err := n.begin(); err != nil {
+			if err := n.Begin(); err != nil {
 				return err
 			}
 		}
@@ -243,7 +272,7 @@ func (c *Cluster) awaitBrokers(ctx context.Context) error {
 	defer cancel()
 	want := fmt.Sprintf("jmq_registry_brokers{state=\"living\"} %d\n", len(c.Of("broker")))
 	for _, n := range c.Of("registry") {
-		for !strings.Contains(n.metrics(ctx), want) {
+		for !strings.Contains(n.Metrics(ctx), want) {
 			select {
 			case <-ctx.Done():
 				return fmt.Errorf("%s does not know all brokers: %w; see %s", n.Name, context.Cause(ctx), n.log())
@@ -254,14 +283,22 @@ func (c *Cluster) awaitBrokers(ctx context.Context) error {
 	return nil
 }
 
-// metrics is what the node's admin port says; "" when it does not.
-func (n *Node) metrics(ctx context.Context) string {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.Admin+"/metrics", nil)
+// get asks the node's admin port.
+func (n *Node) get(ctx context.Context, path string) (*http.Response, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.Admin+path, nil)
 	if err != nil {
-		return ""
+		return nil, err
 	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	answer, err := client.Do(r)
+	t := &http.Transport{DisableKeepAlives: true}
+	if n.o.Dial != nil {
+		t.DialContext = func(ctx context.Context, _, address string) (net.Conn, error) { return n.o.Dial(ctx, n.Name, address) }
+	}
+	return (&http.Client{Transport: t}).Do(r)
+}
+
+// Metrics is what the node's admin port says; "" when it does not.
+func (n *Node) Metrics(ctx context.Context) string {
+	answer, err := n.get(ctx, "/metrics")
 	if err != nil {
 		return ""
 	}
@@ -271,7 +308,7 @@ func (n *Node) metrics(ctx context.Context) string {
 }
 
 func (c *Cluster) startDatabase(ctx context.Context) (err error) {
-	if c.databasePID() != 0 {
+	if c.o.SQLite || c.databasePID() != 0 {
 		return nil
 	}
 	c.Database, err = testenv.StartMariaDB(ctx, testenv.Options{Dir: c.path("db"), Port: c.state.DatabasePort, Detached: !c.o.Attached})
@@ -295,19 +332,23 @@ func (c *Cluster) startDatabase(ctx context.Context) (err error) {
 
 // configure writes the nodes' files, and has the first credentials made.
 func (c *Cluster) configure(ctx context.Context) error {
-	dsn, err := os.ReadFile(c.path("db.dsn"))
-	if err != nil {
-		return err
+	registry := map[string]any{"file": c.path("metadata.db")}
+	if !c.o.SQLite {
+		dsn, err := os.ReadFile(c.path("db.dsn"))
+		if err != nil {
+			return err
+		}
+		registry = map[string]any{"dsn": string(dsn)}
 	}
 	credential := c.path("node.credential")
 	for _, n := range c.Nodes {
 		node := map[string]any{
 			"name": n.Name, "wire": map[string]any{"listen": n.Wire}, "admin": map[string]any{"listen": n.Admin}, "auth": map[string]any{"required": true},
 		}
-		broker := map[string]any{"data": filepath.Join(n.dir, "data")}
+		broker := map[string]any{"data": n.DataFolder()}
 		file := map[string]any{"node": node, "broker": broker}
 		if n.Role == "registry" {
-			file["registry"] = map[string]any{"dsn": string(dsn)}
+			file["registry"] = registry
 			node["registry"] = map[string]any{"credentialFile": credential} // by which it asks brokers
 		} else {
 			node["registry"] = map[string]any{"addresses": c.Addresses("registry"), "credentialFile": credential}
@@ -316,6 +357,7 @@ func (c *Cluster) configure(ctx context.Context) error {
 				broker["slave"] = true
 			}
 			broker["journal"] = map[string]any{"segmentBytesMax": c.o.Segment}
+			maps.Copy(broker, c.o.Broker)
 		}
 		b, err := yaml.Marshal(file)
 		if err != nil {
@@ -335,7 +377,22 @@ func (c *Cluster) configure(ctx context.Context) error {
 func (c *Cluster) Jmq(ctx context.Context, args ...string) error {
 	cmd := exec.CommandContext(ctx, c.o.Binary, args...)
 	cmd.Dir, cmd.Env = c.o.Dir, append(environment(), "JMQ_CONTEXTS="+c.ContextsFile())
-	if out, err := cmd.CombinedOutput(); err != nil {
+	var out []byte
+	var err error
+	if c.o.Enter == nil {
+		out, err = cmd.CombinedOutput()
+	} else {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			runtime.LockOSThread() // and it ends with the goroutine
+			if err = c.o.Enter(""); err == nil {
+				out, err = cmd.CombinedOutput()
+			}
+		}()
+		<-done
+	}
+	if err != nil {
 		return fmt.Errorf("jmq %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
 	}
 	return nil
@@ -397,8 +454,16 @@ func (n *Node) config() string  { return filepath.Join(n.dir, "jmq.yaml") }
 func (n *Node) pidFile() string { return filepath.Join(n.dir, "pid") }
 func (n *Node) log() string     { return filepath.Join(n.dir, "log") }
 
+// Dir is its folder.
+func (n *Node) Dir() string { return n.dir }
+
 // DataFolder is that of a broker's messages.
-func (n *Node) DataFolder() string { return filepath.Join(n.dir, "data") }
+func (n *Node) DataFolder() string {
+	if n.o.Data != nil && n.Role == "broker" {
+		return n.o.Data(n.Name)
+	}
+	return filepath.Join(n.dir, "data")
+}
 
 // PID is that of its process; 0: it does not run.
 func (n *Node) PID() int { return pidOf(n.pidFile(), n.config()) }
@@ -422,13 +487,14 @@ func pidOf(file, what string) int {
 
 // Start starts it, and returns when it serves.
 func (n *Node) Start(ctx context.Context) error {
-	if err := n.begin(); err != nil {
+	if err := n.Begin(); err != nil {
 		return err
 	}
 	return n.await(ctx)
 }
 
-func (n *Node) begin() error {
+// Begin starts it if it does not run, and does not wait until it serves.
+func (n *Node) Begin() error {
 	if n.PID() != 0 {
 		return nil
 	}
@@ -437,19 +503,26 @@ func (n *Node) begin() error {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(n.binary, "run", n.Role, "--config", n.config())
+	cmd := exec.Command(n.o.Binary, "run", n.Role, "--config", n.config())
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = n.dir, environment(), log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a Ctrl-C is not for it
-	if n.attached {
+	if n.o.Attached {
 		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	}
 	started, ended := make(chan error), make(chan struct{})
 	go func() { // ends with the process, or with ours
 		// The signal at our end is bound to the thread that started it: that thread stays while the node runs.
 		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
 		defer close(ended)
-		err := cmd.Start()
+		var err error
+		if n.o.Enter == nil {
+			defer runtime.UnlockOSThread()
+		} else {
+			err = n.o.Enter(n.Name)
+		}
+		if err == nil {
+			err = cmd.Start()
+		}
 		started <- err
 		if err == nil {
 			_ = cmd.Wait() // how it ended is in its log
@@ -483,12 +556,7 @@ func (n *Node) await(ctx context.Context) error {
 func (n *Node) Health(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.Admin+"/readyz", nil)
-	if err != nil {
-		return err.Error()
-	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	answer, err := client.Do(r)
+	answer, err := n.get(ctx, "/readyz")
 	if err != nil {
 		return "down"
 	}
@@ -507,14 +575,26 @@ func (n *Node) signal(s syscall.Signal) {
 	}
 }
 
+// Pause stops its process where it is, until Resume: connections stay open, and nothing is answered.
+func (n *Node) Pause()  { n.signal(syscall.SIGSTOP) }
+func (n *Node) Resume() { n.signal(syscall.SIGCONT) }
+
 // Kill is SIGKILL, and the wait for its end.
 func (n *Node) Kill() {
 	n.signal(syscall.SIGKILL)
 	n.gone(stopWithin)
 }
 
-// gone waits until it has ended.
+// gone waits until it has ended. While a process ends it has no command line any more and its files still: one of ours is waited for.
 func (n *Node) gone(within time.Duration) bool {
+	if n.ended != nil {
+		select {
+		case <-n.ended:
+			return true
+		case <-time.After(within):
+			return false
+		}
+	}
 	for deadline := time.Now().Add(within); n.PID() != 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			return false

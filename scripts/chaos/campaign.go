@@ -1,0 +1,278 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// lifeSchedules is how many schedules a cluster sees, one after the other, before its disks are looked at.
+const lifeSchedules = 8
+
+// campaign is a run of schedules.
+type campaign struct {
+	n       int    // schedules in all
+	seed    uint64 // of the first
+	file    string // of rows; "": none
+	binary  string
+	dir     string // of clusters
+	require bool   // what is missing here is an error
+	kinds   []*kind
+
+	commit, digest string
+	rows           []row // of this digest: those of the file and of this run
+	failed         []string
+	out            io.Writer
+}
+
+const usage = `usage: chaos run [flags]
+
+Runs schedules of faults on clusters of real processes, with producers and consumers whose history is checked.
+
+`
+
+func campaignOf(args []string) (*campaign, error) {
+	c := &campaign{out: os.Stdout}
+	f := flag.NewFlagSet("chaos", flag.ContinueOnError)
+	f.Usage = func() {
+		fmt.Fprint(f.Output(), usage)
+		f.PrintDefaults()
+	}
+	var faults, resume string
+	f.IntVar(&c.n, "n", 0, "how many schedules in all; 0: two of each kind")
+	f.Uint64Var(&c.seed, "seed", 1, "of the first schedule of each kind; the next has the next one")
+	f.StringVar(&faults, "faults", "", "kinds of faults, with commas; empty: all of "+strings.Join(kindNames(), ", "))
+	f.StringVar(&resume, "resume", "", "file of rows: what it has of this code is not run again, and what is run is added")
+	f.StringVar(&c.binary, "jmq", "./jmq", "the program")
+	f.StringVar(&c.dir, "dir", ".bin/chaos", "folder of clusters; what fails is kept there")
+	if err := f.Parse(args); err != nil {
+		return nil, err
+	}
+	if f.NArg() > 0 {
+		return nil, fmt.Errorf("unknown argument %q", f.Arg(0))
+	}
+	if faults == "" {
+		faults = strings.Join(kindNames(), ",")
+	}
+	var unknown string
+	if c.kinds, unknown = kindsOf(faults); unknown != "" || len(c.kinds) == 0 {
+		return nil, fmt.Errorf("there is no kind of faults %q: %s", unknown, strings.Join(kindNames(), ", "))
+	}
+	if c.n < 0 {
+		return nil, fmt.Errorf("-n is %d", c.n)
+	}
+	if c.n == 0 {
+		c.n = 2 * len(c.kinds)
+	}
+	for _, r := range strings.Split(os.Getenv("JMQ_TEST_REQUIRE"), ",") {
+		c.require = c.require || r == "all" || r == "chaos"
+	}
+	c.file = resume
+	var err error
+	if c.binary, err = filepath.Abs(c.binary); err != nil {
+		return nil, err
+	}
+	c.dir, err = filepath.Abs(c.dir)
+	return c, err
+}
+
+func kindNames() []string {
+	var names []string
+	for i := range kinds {
+		names = append(names, kinds[i].name)
+	}
+	return names
+}
+
+func runCommand(args []string) int {
+	c, err := campaignOf(args)
+	if errors.Is(err, flag.ErrHelp) {
+		return exitClean
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "chaos run:", err)
+		return exitBad
+	}
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	if err = c.run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "chaos run:", err)
+	}
+	switch {
+	case len(c.failed) > 0:
+		return exitViolated
+	case err != nil:
+		return exitBad
+	}
+	return exitClean
+}
+
+func (c *campaign) run(ctx context.Context) error {
+	var err error
+	if c.commit, c.digest, err = digest(ctx, "."); err != nil {
+		return err
+	}
+	done := map[string]bool{}
+	if c.file != "" {
+		rows, err := readRows(c.file)
+		if err != nil {
+			return err
+		}
+		for _, r := range rows {
+			if r.Digest == c.digest {
+				c.rows = append(c.rows, r)
+				done[fmt.Sprint(r.Kind, " ", r.Seed)] = true
+				if r.violations() > 0 {
+					c.failed = append(c.failed, fmt.Sprintf("in %s: %s, seed %d", c.file, r.Kind, r.Seed))
+				}
+			}
+		}
+	}
+	if err := c.sweep(); err != nil {
+		return err
+	}
+	// Seeds of each kind that are to be run; lives of clusters take turns among the kinds.
+	left := make([][]uint64, len(c.kinds))
+	for i, k := range c.kinds {
+		share := (c.n + len(c.kinds) - 1 - i) / len(c.kinds)
+		for s := range uint64(share) {
+			if !done[fmt.Sprint(k.name, " ", c.seed+s)] {
+				left[i] = append(left[i], c.seed+s)
+			}
+		}
+	}
+	for more := true; more && ctx.Err() == nil; {
+		more = false
+		for i, k := range c.kinds {
+			if len(left[i]) == 0 || ctx.Err() != nil {
+				continue
+			}
+			// Seeds of one life follow each other: the shape of the cluster is that of the first of them all.
+			n := 1
+			for n < len(left[i]) && left[i][n]/lifeSchedules == left[i][0]/lifeSchedules {
+				n++
+			}
+			if err := c.life(ctx, k, left[i][:n]); err != nil && ctx.Err() == nil {
+				return err
+			}
+			left[i], more = left[i][n:], true
+		}
+	}
+	fmt.Fprintf(c.out, "\ncode %s, commit %s\n", c.digest, c.commit)
+	printTotals(c.out, totals(c.rows))
+	for _, f := range c.failed {
+		fmt.Fprintln(c.out, "FAILED:", f)
+	}
+	return context.Cause(ctx)
+}
+
+// shapeOf is that of the cluster on which a seed runs.
+func (k *kind) shapeOf(seed uint64) shape {
+	shapes := k.shapes
+	if shapes == nil {
+		shapes = anyShape
+	}
+	rng := rand.New(rand.NewPCG(seed/lifeSchedules, k.number()))
+	return shapes[rng.IntN(len(shapes))]
+}
+
+// life runs schedules on one cluster, looks at its disks, and adds their rows.
+func (c *campaign) life(ctx context.Context, k *kind, seeds []uint64) (err error) {
+	s := k.shapeOf(seeds[0])
+	dir := filepath.Join(c.dir, fmt.Sprintf("%s%d-%s-%d", workPrefix, os.Getpid(), k.name, seeds[0]))
+	begun := time.Now()
+	t, err := c.begin(ctx, k, s, dir)
+	if err != nil {
+		return errors.Join(fmt.Errorf("start a cluster for %s: %w; see %s", k.name, err, dir), t.end())
+	}
+	fmt.Fprintf(c.out, "%s: %d broker groups of 1+%d%s, up in %.1f s\n", k.name, s.groups, s.slaves, map[bool]string{true: ", auto"}[s.auto], time.Since(begun).Seconds())
+	var rows []row
+	for _, seed := range seeds {
+		begun := time.Now()
+		var r row
+		if r, err = t.run(ctx, seed); err != nil {
+			break
+		}
+		rows = append(rows, r)
+		fmt.Fprintf(c.out, "%-12s seed %-5d %4.1f s  ok %d, unknown %d, failed %d, again %d, recovery %v: %s\n",
+			k.name, seed, time.Since(begun).Seconds(), r.OK, r.Unknown, r.Failed, r.Duplicate, r.Recovery.Round(time.Millisecond), r.Faults)
+		if r.violations() > 0 {
+			break
+		}
+	}
+	begun = time.Now()
+	well := err == nil && (len(rows) == 0 || rows[len(rows)-1].violations() == 0)
+	if well {
+		if late := t.same(ctx); late != nil {
+			t.problem("%v", late)
+		}
+	}
+	if stop := t.end(); stop != nil && err == nil {
+		t.problem("stop: %v", stop)
+	}
+	if len(rows) > 0 && ctx.Err() == nil {
+		t.autopsy()
+		t.judge(&rows[len(rows)-1])
+	}
+	if err != nil {
+		return fmt.Errorf("%s, seed %d: %w; see %s", k.name, seeds[len(rows)], err, dir)
+	}
+	if t.report == "" {
+		fmt.Fprintf(c.out, "%s: stopped and looked at in %.1f s\n", k.name, time.Since(begun).Seconds())
+		c.rows = append(c.rows, rows...)
+		return errors.Join(appendRows(c.file, rows...), os.RemoveAll(dir))
+	}
+	last := rows[len(rows)-1]
+	kept := filepath.Join(c.dir, fmt.Sprintf("failed-%s-%d", k.name, last.Seed))
+	what := fmt.Sprintf("%s, seed %d: %s; kept in %s", k.name, last.Seed, last.Faults, kept)
+	c.failed = append(c.failed, what)
+	c.rows = append(c.rows, rows...)
+	fmt.Fprintf(c.out, "FAILED: %s\n%s\n", what, t.report)
+	return errors.Join(appendRows(c.file, rows...), t.keep(), os.RemoveAll(kept), os.Rename(dir, kept))
+}
+
+// workPrefix begins the names of clusters' folders, before the pid of who uses them.
+const workPrefix = "work-"
+
+// sweep makes the folder of clusters, and removes those whose process ended without doing it.
+func (c *campaign) sweep() error {
+	if err := os.MkdirAll(c.dir, 0o700); err != nil {
+		return err
+	}
+	left, err := filepath.Glob(filepath.Join(c.dir, workPrefix+"*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range left {
+		var pid int
+		if _, err := fmt.Sscanf(filepath.Base(dir), workPrefix+"%d-", &pid); err == nil && pid > 1 && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+			if err := os.RemoveAll(dir); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// emptyFolder removes what is in a folder, which may be where a disk is.
+func emptyFolder(dir string) error {
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range list {
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}

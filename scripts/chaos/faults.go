@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"hash/fnv"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jmqio/jmq/scripts/localcluster"
+	"github.com/jmqio/jmq/server/servertest/check"
+)
+
+// fault is what happens to a cluster, until it is healed.
+type fault struct {
+	name string
+	// away is what slaves may do that no restart explains: see check.OpAway. Empty: consumers are given nothing again that was acked, whoever took
+	// the ack.
+	away string
+	do   func(ctx context.Context, t *trial) error
+}
+
+const bothWays = check.AwayUnmerged + ", " + check.AwayBehind
+
+// kind is a class of faults, on the clusters that they are for. A seed and a kind name a schedule.
+type kind struct {
+	name string
+	// shapes that a cluster of it may have; nil: any.
+	shapes []shape
+	faults []fault
+}
+
+// number of a kind is another stream of random numbers.
+func (k *kind) number() uint64 {
+	h := fnv.New64a()
+	h.Write([]byte(k.name))
+	return h.Sum64()
+}
+
+var anyShape = []shape{{1, 1, false}, {1, 2, false}, {2, 1, false}, {3, 1, false}, {1, 2, true}}
+
+var kinds = []kind{
+	{name: "kill", faults: []fault{
+		{name: "the master is killed, and started at once", do: func(ctx context.Context, t *trial) error { return t.kill(ctx, 0, masterOf) }},
+		{name: "the master is killed, a slave serves", do: func(ctx context.Context, t *trial) error { return t.kill(ctx, 2500*time.Millisecond, masterOf) }},
+		{name: "the slave is killed, and started at once", do: func(ctx context.Context, t *trial) error { return t.kill(ctx, 0, slaveOf) }},
+		{name: "a broker group is killed", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.kill(ctx, 0, groupOf) }},
+		{name: "all brokers are killed", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.kill(ctx, 0, allBrokers) }},
+		{name: "all nodes are killed", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.kill(ctx, 0, allNodes) }},
+		{name: "the master is killed three times", do: func(ctx context.Context, t *trial) error {
+			for range 3 {
+				if err := t.kill(ctx, 0, masterOf); err != nil {
+					return err
+				}
+				if err := t.heal(ctx); err != nil {
+					return err
+				}
+				t.hold(ctx, 50, 500)
+			}
+			return nil
+		}},
+	}},
+	{name: "pause", faults: []fault{
+		{name: "the master is paused for a moment", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.paused(ctx, 50, 900, masterOf) }},
+		{name: "the master is paused, a slave serves", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.paused(ctx, 2300, 3500, masterOf) }},
+		{name: "the slave is paused", do: func(ctx context.Context, t *trial) error { return t.paused(ctx, 100, 1800, slaveOf) }},
+		{name: "a broker group is paused", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.paused(ctx, 100, 2500, groupOf) }},
+		{name: "the registry is paused", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.paused(ctx, 500, 3000, registryOf) }},
+		{name: "the registry is paused, the master is killed", away: bothWays, do: func(ctx context.Context, t *trial) error {
+			t.Of("registry")[0].Pause()
+			return t.kill(ctx, 500*time.Millisecond, masterOf)
+		}},
+	}},
+	{name: "slave", faults: []fault{
+		{name: "the slave is killed for a while", do: func(ctx context.Context, t *trial) error { return t.kill(ctx, 1500*time.Millisecond, slaveOf) }},
+		{name: "the slave is paused", do: func(ctx context.Context, t *trial) error { return t.paused(ctx, 900, 2000, slaveOf) }},
+		{name: "the slave gets an empty disk", do: func(ctx context.Context, t *trial) error {
+			s, err := t.slave(ctx, t.group())
+			if err != nil {
+				return err
+			}
+			s.Kill()
+			return emptyFolder(s.DataFolder())
+		}},
+		{name: "the slave gets an empty disk, the master is killed meanwhile", away: bothWays, do: func(ctx context.Context, t *trial) error {
+			g := t.group()
+			m, err := t.master(ctx, g)
+			if err != nil {
+				return err
+			}
+			s, err := t.slave(ctx, g)
+			if err != nil {
+				return err
+			}
+			s.Kill()
+			if err := emptyFolder(s.DataFolder()); err != nil {
+				return err
+			}
+			if err := s.Begin(); err != nil {
+				return err
+			}
+			t.hold(ctx, 50, 600)
+			m.Kill()
+			t.hold(ctx, 0, 300)
+			return nil
+		}},
+	}},
+}
+
+// kindsOf finds kinds by their names; "power" is all that begin with it.
+func kindsOf(names string) (list []*kind, unknown string) {
+	for _, name := range strings.FieldsFunc(names, func(r rune) bool { return r == ',' || r == ' ' }) {
+		found := false
+		for i := range kinds {
+			if k := &kinds[i]; k.name == name || strings.HasPrefix(k.name, name+"-") {
+				found = true
+				if !slices.Contains(list, k) {
+					list = append(list, k)
+				}
+			}
+		}
+		if !found {
+			return nil, name
+		}
+	}
+	return list, ""
+}
+
+// The nodes that a fault hits.
+
+type victims func(ctx context.Context, t *trial) ([]*localcluster.Node, error)
+
+func masterOf(ctx context.Context, t *trial) ([]*localcluster.Node, error) {
+	m, err := t.master(ctx, t.group())
+	return []*localcluster.Node{m}, err
+}
+
+func slaveOf(ctx context.Context, t *trial) ([]*localcluster.Node, error) {
+	s, err := t.slave(ctx, t.group())
+	return []*localcluster.Node{s}, err
+}
+
+func groupOf(_ context.Context, t *trial) ([]*localcluster.Node, error) { return t.of(t.group()), nil }
+
+func allBrokers(_ context.Context, t *trial) ([]*localcluster.Node, error) {
+	return t.Of("broker"), nil
+}
+
+func allNodes(_ context.Context, t *trial) ([]*localcluster.Node, error) {
+	return slices.Clone(t.Nodes), nil
+}
+
+func registryOf(_ context.Context, t *trial) ([]*localcluster.Node, error) {
+	return t.Of("registry"), nil
+}
+
+// hold lets something last, between two times in ms.
+func (t *trial) hold(ctx context.Context, from, to int) {
+	pause(ctx, time.Duration(from+t.rng.IntN(to-from+1))*time.Millisecond)
+}
+
+// kill kills nodes at a moment of its own, and leaves them dead so long.
+func (t *trial) kill(ctx context.Context, dead time.Duration, of victims) error {
+	nodes, err := of(ctx, t)
+	if err != nil {
+		return err
+	}
+	t.hold(ctx, 50, 500)
+	t.rng.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
+	for _, n := range nodes {
+		n.Kill()
+	}
+	pause(ctx, dead)
+	return nil
+}
+
+// paused stops processes for a time in ms.
+func (t *trial) paused(ctx context.Context, from, to int, of victims) error {
+	nodes, err := of(ctx, t)
+	if err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		n.Pause()
+	}
+	t.hold(ctx, from, to)
+	return nil
+}

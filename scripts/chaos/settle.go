@@ -1,0 +1,327 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/oklog/ulid/v2"
+
+	"github.com/jmqio/jmq/scripts/localcluster"
+	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/offset"
+	"github.com/jmqio/jmq/server/servertest/check"
+	"github.com/jmqio/jmq/server/store"
+	"github.com/jmqio/jmq/server/store/local"
+	"github.com/jmqio/jmq/wire"
+)
+
+// counts of a history.
+type counts struct {
+	ops, ok, unknown, failed, lost, phantom, duplicate, unexplained, reordered, other int
+}
+
+// judge has the history so far checked, and puts what is new of it into r.
+func (t *trial) judge(r *row) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	k := check.NewChecker()
+	var c counts
+	for _, e := range t.mu.events {
+		if err := k.Add(e); err != nil {
+			t.mu.problems = append(t.mu.problems, fmt.Sprintf("event %+v: %v", e, err))
+		}
+		if e.Op != check.OpSend && e.Op != check.OpAck {
+			continue
+		}
+		c.ops++
+		switch {
+		case e.Op == check.OpAck:
+		case e.Result == check.OK:
+			c.ok++
+		case e.Result == check.Failed:
+			c.failed++
+		default:
+			c.unknown++
+		}
+	}
+	report := k.Report()
+	c.unexplained, c.other = report.Unexplained, len(t.mu.problems)
+	for _, n := range report.Duplicates {
+		c.duplicate += n
+	}
+	for _, result := range report.Checks {
+		switch result.Name {
+		case "C1":
+			c.lost = result.Violations
+		case "C2":
+			c.phantom = result.Violations
+		case "C3": // those without a reason are counted as such
+			c.other += max(0, result.Violations-report.Unexplained)
+		case "C5":
+			c.reordered = result.Violations
+		default:
+			c.other += result.Violations
+		}
+	}
+	was := t.told
+	t.told = c
+	r.Ops += c.ops - was.ops
+	r.OK += c.ok - was.ok
+	r.Unknown += c.unknown - was.unknown
+	r.Failed += c.failed - was.failed
+	r.Lost += max(0, c.lost-was.lost)
+	r.Phantom += max(0, c.phantom-was.phantom)
+	r.Duplicate += max(0, c.duplicate-was.duplicate)
+	r.Unexplained += max(0, c.unexplained-was.unexplained)
+	r.Reordered += max(0, c.reordered-was.reordered)
+	r.Other += max(0, c.other-was.other)
+	if !report.OK() || len(t.mu.problems) > 0 {
+		t.report = strings.TrimSpace(report.String() + "\n" + strings.Join(t.mu.problems, "\n"))
+	}
+}
+
+func (t *trial) row(seed uint64) row {
+	r := row{Commit: t.c.commit, Digest: t.c.digest, Seed: seed, Layer: "processes", Kind: t.k.name, Faults: strings.Join(t.happened, "; "), Recovery: t.recovery}
+	t.judge(&r)
+	return r
+}
+
+// keep writes the history and what is wrong with it into the trial's folder.
+func (t *trial) keep() error {
+	f, err := os.Create(filepath.Join(t.dir, "history.jsonl"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	enc := json.NewEncoder(f)
+	for _, e := range t.mu.events {
+		if err := enc.Encode(e); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(filepath.Join(t.dir, "report"), []byte(t.report+"\n"), 0o644)
+}
+
+// same waits until all brokers have what their masters have, committed.
+func (t *trial) same(ctx context.Context) error {
+	return t.await(ctx, "all copies are the same", func() bool {
+		for _, g := range t.groups {
+			var ends []uint64
+			for _, b := range t.of(g) {
+				n := t.look(ctx, b)
+				ends = append(ends, n.end, n.committed)
+			}
+			if slices.Min(ends) != slices.Max(ends) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// autopsy looks at the disks of brokers that are stopped: what their journals have, and what a store makes of it.
+func (t *trial) autopsy() {
+	for n, g := range t.groups {
+		copies := map[string]map[journal.Position]sum{}
+		for _, b := range t.of(g) {
+			// A copy is looked at: opening a store writes.
+			folder := filepath.Join(t.dir, "autopsy", b.Name)
+			err := os.CopyFS(folder, os.DirFS(b.DataFolder()))
+			if err == nil {
+				copies[b.Name], err = journalOf(folder)
+			}
+			if err == nil {
+				err = t.storeOf(b, folder)
+			}
+			if err != nil {
+				t.problem("the disk of %s: %v", b.Name, err)
+			}
+		}
+		t.compare(n, copies)
+	}
+	_ = os.RemoveAll(filepath.Join(t.dir, "autopsy")) // the originals are there
+}
+
+// sumRecords of a journal are compared at once.
+const sumRecords = 100
+
+// sum is a record without what is each copy's own.
+type sum struct {
+	kind     journal.Kind
+	flags    uint8
+	epoch    journal.Epoch
+	position journal.Position
+	stored   int64
+	payload  uint32
+}
+
+// compare notes what the copies of a broker group have between the last begin and the first end.
+func (t *trial) compare(group int, copies map[string]map[journal.Position]sum) {
+	var from, to journal.Position
+	first := true
+	for _, sums := range copies {
+		if len(sums) == 0 {
+			return // told already
+		}
+		begin, last := slices.Min(keys(sums)), slices.Max(keys(sums))
+		if first {
+			from, to, first = begin, last, false
+		}
+		from, to = max(from, begin), min(to, last)
+	}
+	at := now()
+	for name, sums := range copies {
+		var list []sum
+		for position, s := range sums {
+			if from <= position && position <= to {
+				list = append(list, s)
+			}
+		}
+		slices.SortFunc(list, func(a, b sum) int { return int(a.position) - int(b.position) })
+		for i := 0; i < len(list); i += sumRecords {
+			part := list[i:min(i+sumRecords, len(list))]
+			all := crc32.NewIEEE()
+			for _, s := range part {
+				fmt.Fprintln(all, s)
+			}
+			// By positions: copies that have not the same records have other ranges, so the whole is told too.
+			t.event(check.Event{Op: check.OpCopy, Proc: name, Index: uint64(group)<<40 + uint64(i), To: uint64(group)<<40 + uint64(i+sumRecords), Hash: fmt.Sprintf("%08x", all.Sum32()), Call: at})
+		}
+	}
+}
+
+func keys[K comparable, V any](m map[K]V) []K {
+	all := make([]K, 0, len(m))
+	for k := range m {
+		all = append(all, k)
+	}
+	return all
+}
+
+func storeOptions(folder string) local.Options {
+	return local.Options{FS: vfs.Default, Dir: folder, SegmentBytesMax: segmentBytes}
+}
+
+// journalOf returns the records of a journal, up to what it knows to be committed.
+func journalOf(folder string) (sums map[journal.Position]sum, err error) {
+	j, err := local.OpenFollowing(storeOptions(folder))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, j.Close()) }()
+	sums = map[journal.Position]sum{}
+	r := j.NewReader(j.Begin())
+	defer r.Close()
+	for r.Position() < j.Committed() {
+		rec, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return sums, err
+		}
+		sums[rec.Position] = sum{rec.Kind, rec.Flags, rec.Epoch, rec.Position, rec.Stored, crc32.ChecksumIEEE(rec.Payload)}
+	}
+	return sums, nil
+}
+
+// storeOf opens a store with the engine alone, and notes what is there: all messages, and where the group stands.
+func (t *trial) storeOf(b *localcluster.Node, folder string) (err error) {
+	offsets := offset.NewTable()
+	at := now()
+	o := storeOptions(folder)
+	o.Tables, o.Term = []store.Table{offsets}, 1<<20
+	st, err := local.Open(o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, st.Close()) }()
+	for _, topic := range topics {
+		at0, ok := st.Topic(0, topic)
+		if !ok {
+			return fmt.Errorf("it has no topic %s", topic)
+		}
+		key := offset.Topic{ID: uint64(at0.ID), Incarnation: at0.Incarnation}
+		for p := range uint16(at0.Partitions) {
+			for _, g := range offsets.GroupsOf(key) {
+				progress, _, ok := offsets.Progress(g.ID, key, p)
+				if !ok {
+					return fmt.Errorf("group %s has no progress in partition %d of %s", g.Name, p, topic)
+				}
+				e := check.Event{Op: check.OpOffset, Topic: topic, Group: g.Name, Partition: t.partition(b.Group, p), Index: uint64(progress.Ack), Call: at, Return: at}
+				for _, r := range progress.Consumed {
+					e.Ranges = append(e.Ranges, [2]uint64{uint64(r.From), uint64(r.To)})
+				}
+				t.event(e)
+			}
+			if err := t.scan(st, b, topic, store.Partition{Topic: at0.ID, Incarnation: at0.Incarnation, Partition: p}, at); err != nil {
+				return fmt.Errorf("partition %d of %s: %w", p, topic, err)
+			}
+		}
+	}
+	return nil
+}
+
+// scan notes each message of a partition.
+func (t *trial) scan(st *local.Store, b *localcluster.Node, topic string, p store.Partition, at int64) error {
+	first, end, err := st.Bounds(p)
+	if err != nil {
+		return err
+	}
+	partition := t.partition(b.Group, p.Partition)
+	var codec wire.Codec
+	var buf []byte
+	for next := first; next < end; {
+		var read index.Index
+		if buf, read, err = st.Read(p, next, end, 256<<10, buf[:0]); err != nil {
+			return err
+		}
+		for rest := buf; len(rest) > 0; {
+			var batch wire.Batch
+			if batch, rest, err = wire.SplitBatch(rest); err != nil {
+				return err
+			}
+			raw, err := codec.Messages(batch, nil)
+			if err != nil {
+				return err
+			}
+			it := wire.IterateMessages(batch, raw)
+			for it.Next() {
+				m := it.View.Message()
+				e := check.Event{
+					Op: check.OpScan, Proc: b.Name, Topic: topic, Partition: partition, Index: batch.FirstIndex() + uint64(it.Slot()),
+					ID: ulid.ULID(m.ID).String(), Key: m.OrderKey, Seq: seqOf(m.Headers), Hash: hash(m.Body), Call: at,
+				}
+				if len(t.groups) == 1 { // terms are each broker group's own
+					_, epoch, err := st.Written(p, index.Index(e.Index))
+					if err != nil {
+						return err
+					}
+					e.Epoch = uint64(epoch)
+				}
+				t.event(e)
+			}
+			if err := it.Err(); err != nil {
+				return err
+			}
+		}
+		if read <= next {
+			return fmt.Errorf("nothing is read at index %d, before the end %d", next, end)
+		}
+		next = read
+	}
+	t.event(check.Event{Op: check.OpScanned, Proc: b.Name, Topic: topic, Partition: partition, Index: uint64(first), To: uint64(end), Call: at})
+	return nil
+}
