@@ -87,31 +87,31 @@ func (x *replicas) openSlave(ctx context.Context) (*engine, error) {
 		return nil, err
 	}
 	e.slave = l
-	trim.open(e.store, l)
+	trim.open(e.store.FollowTrim)
 	return e, nil
 }
 
 // trimAlong has a slave's store let go of what its master's journal does not have any more.
 type trimAlong struct {
-	mu    sync.Mutex
-	begin journal.Position // of the master's journal, as told
-	store *local.Store     // nil: it is not open yet
-	log   *replica.Slave
+	mu               sync.Mutex
+	begin, committed journal.Position                        // of the master's journal, as told
+	follow           func(begin, committed journal.Position) // the store's; nil: it is not open yet
 }
 
-// to is told where the master's journal begins.
-func (t *trimAlong) to(begin journal.Position) {
+// to is told where the master's journal begins, and what it had committed then: before that is applied, what it has carried forward may be
+// missing here.
+func (t *trimAlong) to(begin, committed journal.Position) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.begin = begin; t.store != nil {
-		t.store.FollowTrim(begin, t.log.Written())
+	if t.begin, t.committed = begin, committed; t.follow != nil {
+		t.follow(begin, committed)
 	}
 }
 
-func (t *trimAlong) open(s *local.Store, l *replica.Slave) {
+func (t *trimAlong) open(follow func(begin, committed journal.Position)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.store, t.log = s, l; t.begin > 0 {
-		s.FollowTrim(t.begin, l.Written())
+	if t.follow = follow; t.begin > 0 {
+		follow(t.begin, t.committed)
 	}
 }

@@ -56,9 +56,9 @@ type Node struct {
 	Changed func()
 	// Seed makes what a full copy of this store begins with, at a master. nil: none can be given.
 	Seed func(ctx context.Context) (Seed, error)
-	// MasterBegin is told where the master's journal begins, at a slave whose store may trim what lies before. It must not block and may
-	// be told the same again. nil: nobody.
-	MasterBegin func(journal.Position)
+	// MasterBegin is told where the master's journal begins, at a slave whose store may trim what lies before when it has applied what is
+	// committed: until then it may lack what the master has carried forward. It must not block and may be told the same again. nil: nobody.
+	MasterBegin func(begin, committed journal.Position)
 	// Side says, at a slave, whether it has acks for its master, and whether it served reads since it last heard one. nil: neither.
 	Side   func() (acks, served bool)
 	Timing Timing

@@ -3,6 +3,8 @@ package replica_test
 import (
 	"context"
 	"errors"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -85,4 +87,49 @@ func TestFullCopyTellsSide(t *testing.T) {
 			}
 		}
 	}, "a", "b")
+}
+
+// TestMasterBegin: a slave is told where its master's journal begins together with what was committed when that was trimmed, or more, however far it is
+// behind; and a master that has just opened does not say it before it knows how far the one who trimmed had committed.
+func TestMasterBegin(t *testing.T) {
+	inGroup(t, func(t *testing.T, g *replicatest.Group) {
+		g.Auto = true
+		a, b, c := g.Nodes["a"], g.Nodes["b"], g.Nodes["c"]
+		type told struct{ begin, committed journal.Position }
+		var last atomic.Pointer[told] // that b was told
+		b.MasterBegin = func(begin, committed journal.Position) { last.Store(&told{begin, committed}) }
+		pair(t, g, "b", "c")
+		for range 200 {
+			send(t, a, strings.Repeat("x", 1000), true)
+		}
+		trimmed := a.Master.Committed()
+		must(t, a.Master.Trim(trimmed))
+		begin := a.Master.Begin()
+		if begin == 0 {
+			t.Fatal("nothing was trimmed")
+		}
+		check := func() {
+			t.Helper()
+			g.Await(func() bool { return last.Load() != nil }, "b hears where the journal of a begins")
+			if is := last.Load(); is.begin != begin || is.committed < trimmed {
+				t.Errorf("b was told %+v; the journal was trimmed to %d, and committed up to %d then", *is, begin, trimmed)
+			}
+		}
+		check()
+		c.Kill()
+		a.Kill()
+		b.Kill()
+		last.Store(nil)
+		must(t, b.StartSlave(t.Context()))
+		opened := make(chan error)
+		go func() { opened <- a.StartMaster(t.Context()) }()
+		g.Await(func() bool { _, epoch, ok := b.Slave.Session(); return ok && epoch.Start() == 2 }, "b follows")
+		time.Sleep(500 * time.Millisecond) // a waits for c, and says that it lives meanwhile
+		if is := last.Load(); is != nil {
+			t.Errorf("b was told %+v by a master that may not know all that is committed", *is)
+		}
+		must(t, c.StartSlave(t.Context()))
+		must(t, <-opened)
+		check()
+	}, "a", "b", "c")
 }

@@ -47,8 +47,9 @@ type Master struct {
 	fenced chan struct{}
 	wanted chan struct{} // of the asker
 
-	committed atomic.Uint64 // as slaves are told
-	offered   atomic.Uint64 // end of what was given to push
+	committed atomic.Uint64    // as slaves are told
+	begins    journal.Position // end of the epoch's record; set before made is closed
+	offered   atomic.Uint64    // end of what was given to push
 	transfer  atomic.Pointer[string]
 	sessions  atomic.Pointer[[]*session] // changed under mu
 	seeds     seeds
@@ -170,6 +171,7 @@ func (m *Master) lead(known journal.Position) {
 		l.Written(o.Now, m.mu.early)
 	}
 	m.mu.leader = l
+	m.begins = begins
 	m.offered.Store(uint64(max(m.mu.early, begins)))
 	m.committed.Store(uint64(l.Committed()))
 	close(m.made)
@@ -184,6 +186,7 @@ func (m *Master) settle(ctx context.Context) error {
 		settled, committed := m.mu.leader.Settled(), m.mu.leader.Committed()
 		m.mu.Unlock()
 		if settled {
+			m.tellCommitted(committed)
 			m.SetCommitted(committed)
 			return nil
 		}

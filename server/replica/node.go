@@ -27,7 +27,7 @@ func (n Node) withDefaults() Node {
 		n.Changed = func() {}
 	}
 	if n.MasterBegin == nil {
-		n.MasterBegin = func(journal.Position) {}
+		n.MasterBegin = func(_, _ journal.Position) {}
 	}
 	if n.Side == nil {
 		n.Side = func() (bool, bool) { return false, false }

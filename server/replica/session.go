@@ -77,7 +77,11 @@ func (s *session) take() pull {
 
 // response is the head of an answer.
 func (s *session) response(from journal.Position) *wire.PullResponse {
-	r := &wire.PullResponse{Epoch: uint64(s.m.Epoch()), From: uint64(from), Committed: s.m.committed.Load(), Begin: uint64(s.m.Begin()), InSync: s.inSync.Load()}
+	begin := s.m.Begin() // before committed: what was needed of what lies below it was carried forward, and that is committed
+	r := &wire.PullResponse{Epoch: uint64(s.m.Epoch()), From: uint64(from), Committed: s.m.committed.Load(), Begin: uint64(begin), InSync: s.inSync.Load()}
+	if r.Committed < uint64(s.m.begins) {
+		r.Begin = 0 // how far it had committed when it trimmed is not known yet
+	}
 	if to := s.m.transfer.Load(); to != nil {
 		r.Transfer = *to
 	}

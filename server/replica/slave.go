@@ -541,14 +541,14 @@ func (f *following) take(frame wire.Frame) error {
 	}
 	begin := journal.Position(a.begin)
 	trim := begin > s.mu.begin
-	s.mu.begin = begin
+	s.mu.begin = max(s.mu.begin, begin)
 	s.mu.Unlock()
 	if uint64(committed) > s.applied.Load() {
 		s.applied.Store(uint64(committed))
 		s.SetCommitted(committed)
 	}
 	if trim {
-		s.n.MasterBegin(begin)
+		s.n.MasterBegin(begin, journal.Position(a.committed))
 	}
 	if changed {
 		s.n.Changed()

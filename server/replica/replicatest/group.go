@@ -105,6 +105,8 @@ type Node struct {
 	Disk    *Disk
 	Options journal.Options // sizes and callbacks
 	Seed    func(context.Context) (replica.Seed, error)
+	// MasterBegin is replica.Node's.
+	MasterBegin func(begin, committed journal.Position)
 
 	g       *Group
 	machine string
@@ -165,7 +167,7 @@ func (n *Node) Node() replica.Node {
 		n.state = state
 	}
 	return replica.Node{
-		BrokerGroup: n.g.Name, State: n.state, Auto: n.g.Auto, Timing: n.g.Timing, Seed: n.Seed,
+		BrokerGroup: n.g.Name, State: n.state, Auto: n.g.Auto, Timing: n.g.Timing, Seed: n.Seed, MasterBegin: n.MasterBegin,
 		Self: term.Member{Broker: n.Name, Boot: n.state.Get().Boot, Store: hex.EncodeToString(store[:])},
 		Peers: func() map[string][]string {
 			m := map[string][]string{}
