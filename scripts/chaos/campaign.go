@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/jmqio/jmq/scripts/chaos/netns"
 )
 
 // lifeSchedules is how many schedules a cluster sees, one after the other, before its disks are looked at.
@@ -161,7 +163,12 @@ func (c *campaign) run(ctx context.Context) error {
 			for n < len(left[i]) && left[i][n]/lifeSchedules == left[i][0]/lifeSchedules {
 				n++
 			}
-			if err := c.life(ctx, k, left[i][:n]); err != nil && ctx.Err() == nil {
+			err := c.life(ctx, k, left[i][:n])
+			if !c.require && errors.Is(err, netns.ErrMissing) {
+				fmt.Fprintf(c.out, "%s: left out: %v\n", k.name, err)
+				n, err = len(left[i]), nil
+			}
+			if err != nil && ctx.Err() == nil {
 				return err
 			}
 			left[i], more = left[i][n:], true
@@ -192,7 +199,11 @@ func (c *campaign) life(ctx context.Context, k *kind, seeds []uint64) (err error
 	begun := time.Now()
 	t, err := c.begin(ctx, k, s, dir)
 	if err != nil {
-		return errors.Join(fmt.Errorf("start a cluster for %s: %w; see %s", k.name, err, dir), t.end())
+		stop := t.end()
+		if errors.Is(err, netns.ErrMissing) {
+			return errors.Join(err, os.RemoveAll(dir))
+		}
+		return errors.Join(fmt.Errorf("start a cluster for %s: %w; see %s", k.name, err, dir), stop)
 	}
 	fmt.Fprintf(c.out, "%s: %d broker groups of 1+%d%s, up in %.1f s\n", k.name, s.groups, s.slaves, map[bool]string{true: ", auto"}[s.auto], time.Since(begun).Seconds())
 	var rows []row

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jmqio/jmq/scripts/chaos/netns"
 	"github.com/jmqio/jmq/scripts/localcluster"
 	"github.com/jmqio/jmq/server/servertest/check"
 )
@@ -27,6 +28,8 @@ type kind struct {
 	name string
 	// shapes that a cluster of it may have; nil: any.
 	shapes []shape
+	// apart: each node is a host of its own on a network that can be cut.
+	apart  bool
 	faults []fault
 }
 
@@ -105,6 +108,148 @@ var kinds = []kind{
 			return nil
 		}},
 	}},
+	{name: "partition", apart: true, faults: []fault{
+		{name: "master and slave are parted", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.parted(ctx, cut, both, masterOf, slaveOf) }},
+		{name: "nothing comes from the master to the slave", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.parted(ctx, cut, there, masterOf, slaveOf) }},
+		{name: "nothing comes from the slave to the master", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.parted(ctx, cut, there, slaveOf, masterOf) }},
+		{name: "master and registry are parted", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.parted(ctx, cut, both, masterOf, registryOf) }},
+		{name: "nothing comes from the master to the registry", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.parted(ctx, cut, there, masterOf, registryOf) }},
+		{name: "nothing comes from the registry to the master", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.parted(ctx, cut, there, registryOf, masterOf) }},
+		{name: "clients and master are parted", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.parted(ctx, cut, both, clients, masterOf) }},
+		{name: "nothing comes from the master to clients", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.parted(ctx, cut, there, masterOf, clients) }},
+		{name: "nothing comes from clients to the master", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.parted(ctx, cut, there, clients, masterOf) }},
+		{name: "the registry is cut off", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.cutOff(ctx, registryOf) }},
+		{name: "the master is cut off", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.cutOff(ctx, masterOf) }},
+		{name: "the slave is cut off", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.cutOff(ctx, slaveOf) }},
+		{name: "the master is cut off and killed", away: bothWays, do: func(ctx context.Context, t *trial) error {
+			m, err := t.master(ctx, t.group())
+			if err != nil {
+				return err
+			}
+			t.network.Isolate(m.Name, cut)
+			t.hold(ctx, 0, 1500)
+			m.Kill()
+			t.hold(ctx, 0, 500)
+			return nil
+		}},
+		{name: "connections of the master are reset", away: bothWays, do: func(ctx context.Context, t *trial) error {
+			m, err := t.master(ctx, t.group())
+			if err != nil {
+				return err
+			}
+			for range 1 + t.rng.IntN(5) {
+				t.network.Isolate(m.Name, netns.Rule{Reset: true})
+				t.hold(ctx, 1, 300)
+				t.network.Heal()
+				t.hold(ctx, 1, 400)
+			}
+			return nil
+		}},
+		{name: "flapping", away: bothWays, do: flapping},
+		{name: "packets are lost and doubled", away: bothWays, do: func(ctx context.Context, t *trial) error {
+			t.network.SetAll(netns.Rule{Loss: 0.02 + 0.2*t.rng.Float64(), Double: 0.2 * t.rng.Float64()})
+			t.hold(ctx, 500, 3000)
+			return nil
+		}},
+		{name: "packets are late", away: bothWays, do: func(ctx context.Context, t *trial) error {
+			late := time.Duration(1+t.rng.IntN(100)) * time.Millisecond
+			t.network.SetAll(netns.Rule{Delay: late, Jitter: late * time.Duration(t.rng.IntN(3))})
+			t.hold(ctx, 500, 3000)
+			return nil
+		}},
+	}},
+}
+
+// cut lets nothing pass.
+var cut = netns.Rule{Cut: true}
+
+// Ways that a rule holds between two hosts.
+const (
+	there = iota
+	both
+)
+
+// clientsHost is where all producers and consumers are.
+const clientsHost = "clients"
+
+// clients stands for them where a fault wants nodes.
+func clients(context.Context, *trial) ([]*localcluster.Node, error) { return nil, nil }
+
+// parted has a rule hold from some hosts to others of one broker group, there or both ways, for a while.
+func (t *trial) parted(ctx context.Context, r netns.Rule, way int, from, to victims) error {
+	group := t.group()
+	t.fixed = group
+	defer func() { t.fixed = "" }()
+	hosts := func(of victims) ([]string, error) {
+		nodes, err := of(ctx, t)
+		if err == nil && len(nodes) == 0 {
+			return []string{clientsHost}, nil
+		}
+		var names []string
+		for _, n := range nodes {
+			names = append(names, n.Name)
+		}
+		return names, err
+	}
+	a, err := hosts(from)
+	if err != nil {
+		return err
+	}
+	b, err := hosts(to)
+	if err != nil {
+		return err
+	}
+	for _, x := range a {
+		for _, y := range b {
+			t.network.Set(x, y, r)
+			if way == both {
+				t.network.Set(y, x, r)
+			}
+		}
+	}
+	t.hold(ctx, 200, 4000)
+	return nil
+}
+
+// cutOff parts a node from all others for a while.
+func (t *trial) cutOff(ctx context.Context, of victims) error {
+	nodes, err := of(ctx, t)
+	if err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		t.network.Isolate(n.Name, cut)
+	}
+	t.hold(ctx, 200, 5000)
+	return nil
+}
+
+// flapping parts and joins hosts, and pauses nodes, at random.
+func flapping(ctx context.Context, t *trial) error {
+	names := []string{clientsHost}
+	for _, n := range t.Nodes {
+		names = append(names, n.Name)
+	}
+	for range 3 + t.rng.IntN(6) {
+		i, j := t.rng.IntN(len(names)), t.rng.IntN(len(names))
+		switch {
+		case i == j && i > 0:
+			t.Nodes[i-1].Pause()
+		case i == j:
+			t.network.Isolate(names[i], cut)
+		case t.rng.IntN(2) == 0:
+			t.network.Set(names[i], names[j], cut)
+		default:
+			t.network.SetBoth(names[i], names[j], cut)
+		}
+		t.hold(ctx, 100, 900)
+		t.network.Heal()
+		for _, n := range t.Nodes {
+			n.Resume()
+		}
+		t.hold(ctx, 0, 200)
+	}
+	return nil
 }
 
 // kindsOf finds kinds by their names; "power" is all that begin with it.

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/jmqio/jmq/client"
 	"github.com/jmqio/jmq/client/admin"
+	"github.com/jmqio/jmq/scripts/chaos/netns"
 	"github.com/jmqio/jmq/scripts/localcluster"
 	"github.com/jmqio/jmq/server/servertest/check"
 )
@@ -40,9 +43,11 @@ type trial struct {
 	dir string
 	shape
 	*localcluster.Cluster
-	groups []string
-	admin  *client.Client
-	rng    *rand.Rand // of the schedule that is under way
+	groups  []string
+	fixed   string // the broker group of the fault that is under way; "": each choice is another
+	admin   *client.Client
+	network *netns.Network // nil: all are on the loopback
+	rng     *rand.Rand     // of the schedule that is under way
 
 	producers        []*producer
 	senders, working sync.WaitGroup
@@ -89,6 +94,11 @@ func (c *campaign) begin(ctx context.Context, k *kind, s shape, dir string) (*tr
 			"store":       map[string]any{"checkpointEvery": "1s", "checkpointBytes": 1 << 20},
 		},
 	}
+	if k.apart {
+		if err := t.connect(&o); err != nil {
+			return t, err
+		}
+	}
 	var err error
 	if t.Cluster, err = localcluster.Open(o); err != nil {
 		return t, err
@@ -98,6 +108,16 @@ func (c *campaign) begin(ctx context.Context, k *kind, s shape, dir string) (*tr
 		return t, err
 	}
 	return t, t.load(ctx)
+}
+
+// connect makes a host for each node of a cluster, and one for the clients.
+func (t *trial) connect(o *localcluster.Options) (err error) {
+	if t.network, err = netns.New(append(localcluster.Names(*o), clientsHost)...); err != nil {
+		return err
+	}
+	o.Host, o.Dial = t.network.Address, t.network.Dial
+	o.Enter = func(node string) error { return t.network.Enter(cmp.Or(node, clientsHost)) }
+	return nil
 }
 
 // load makes topics and clients, and begins to consume.
@@ -164,7 +184,13 @@ func (t *trial) dial(proc string) (*client.Client, error) {
 func (t *trial) dialAs(ctx context.Context, proc, credential string) (*client.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, recoverWithin)
 	defer cancel()
-	cl, err := client.Dial(ctx, strings.Join(t.Addresses(""), ","), client.WithApp(app), client.WithCredentialsFile(credential))
+	options := []client.Option{client.WithApp(app), client.WithCredentialsFile(credential)}
+	if t.network != nil {
+		options = append(options, client.WithDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			return t.network.Dial(ctx, clientsHost, address)
+		}))
+	}
+	cl, err := client.Dial(ctx, strings.Join(t.Addresses(""), ","), options...)
 	if err == nil {
 		t.clients = append(t.clients, cl)
 	} else {
@@ -237,7 +263,13 @@ func (t *trial) of(group string) []*localcluster.Node {
 	return slices.DeleteFunc(t.Of("broker"), func(n *localcluster.Node) bool { return n.Group != group })
 }
 
-func (t *trial) group() string { return t.groups[t.rng.IntN(len(t.groups))] }
+// group chooses a broker group.
+func (t *trial) group() string {
+	if t.fixed != "" {
+		return t.fixed
+	}
+	return t.groups[t.rng.IntN(len(t.groups))]
+}
 
 // master waits for the one of a broker group.
 func (t *trial) master(ctx context.Context, group string) (*localcluster.Node, error) {
@@ -388,6 +420,9 @@ func (t *trial) carryOut(ctx context.Context, f *fault) error {
 // heal ends every fault.
 func (t *trial) heal(ctx context.Context) error {
 	var errs []error
+	if t.network != nil {
+		t.network.Heal()
+	}
 	for _, n := range t.Nodes {
 		n.Resume()
 	}
@@ -440,6 +475,9 @@ func (t *trial) drain(ctx context.Context) error {
 
 // end stops the load and the cluster.
 func (t *trial) end() error {
+	if t.network != nil {
+		t.network.Heal()
+	}
 	if t.stopConsuming != nil {
 		t.stopConsuming()
 	}
@@ -455,5 +493,9 @@ func (t *trial) end() error {
 	for _, n := range t.Nodes {
 		n.Resume()
 	}
-	return t.Down()
+	err := t.Down()
+	if t.network != nil {
+		t.network.Close()
+	}
+	return err
 }

@@ -68,6 +68,22 @@ type Options struct {
 	Dial  func(ctx context.Context, node, address string) (net.Conn, error)
 }
 
+func (o Options) withDefaults() Options {
+	switch {
+	case o.SQLite:
+		o.Registries = 1
+	case o.Registries == 0:
+		o.Registries = 3
+	}
+	if o.Brokers == 0 {
+		o.Brokers = 3
+	}
+	if o.Segment == 0 {
+		o.Segment = 64 << 20
+	}
+	return o
+}
+
 // Cluster is for use by one goroutine.
 type Cluster struct {
 	Nodes []*Node // registries, then brokers, the first masters before the slaves
@@ -102,18 +118,7 @@ type Node struct {
 
 // Open reads what the folder has, or begins it.
 func Open(o Options) (*Cluster, error) {
-	switch {
-	case o.SQLite:
-		o.Registries = 1
-	case o.Registries == 0:
-		o.Registries = 3
-	}
-	if o.Brokers == 0 {
-		o.Brokers = 3
-	}
-	if o.Segment == 0 {
-		o.Segment = 64 << 20
-	}
+	o = o.withDefaults()
 	var err error
 	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
 		return nil, err
@@ -143,6 +148,34 @@ func Open(o Options) (*Cluster, error) {
 
 func (c *Cluster) path(name string) string { return filepath.Join(c.o.Dir, name) }
 
+// nodesOf are the nodes of a cluster, without addresses.
+func nodesOf(o Options) []nodeState {
+	var nodes []nodeState
+	for i := range o.Registries {
+		nodes = append(nodes, nodeState{Name: "r" + strconv.Itoa(i+1), Role: "registry"})
+	}
+	for n := range 1 + o.Slaves {
+		for i := range o.Brokers {
+			group := "b" + strconv.Itoa(i+1)
+			b := nodeState{Name: group, Role: "broker", Group: group}
+			if n > 0 {
+				b.Name, b.Slave = group+"-s"+strconv.Itoa(n), true
+			}
+			nodes = append(nodes, b)
+		}
+	}
+	return nodes
+}
+
+// Names are those of the nodes that a new cluster has.
+func Names(o Options) []string {
+	var all []string
+	for _, n := range nodesOf(o.withDefaults()) {
+		all = append(all, n.Name)
+	}
+	return all
+}
+
 // begin chooses names and ports.
 func (c *Cluster) begin() error {
 	ports, err := freePorts(1 + 2*(c.o.Registries+c.o.Brokers*(1+c.o.Slaves)))
@@ -163,18 +196,8 @@ func (c *Cluster) begin() error {
 		c.state.Nodes = append(c.state.Nodes, n)
 	}
 	c.state.DatabasePort, ports = ports[0], ports[1:]
-	for i := range c.o.Registries {
-		add(nodeState{Name: "r" + strconv.Itoa(i+1), Role: "registry"})
-	}
-	for n := range 1 + c.o.Slaves {
-		for i := range c.o.Brokers {
-			group := "b" + strconv.Itoa(i+1)
-			b := nodeState{Name: group, Role: "broker", Group: group}
-			if n > 0 {
-				b.Name, b.Slave = group+"-s"+strconv.Itoa(n), true
-			}
-			add(b)
-		}
+	for _, n := range nodesOf(c.o) {
+		add(n)
 	}
 	if err := os.MkdirAll(c.o.Dir, 0o700); err != nil {
 		return err
