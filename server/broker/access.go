@@ -212,6 +212,10 @@ func beingMade(topic string) error {
 
 // absent says what err means, that a topic or a group is not there: whether it is there is told only to those who may use it.
 func (b *Broker) absent(p *wire.Peer, topic, group string, err error) error {
+	absent := wire.CodeOf(err) == wire.CodeTopicNotFound || wire.CodeOf(err) == wire.CodeGroupNotFound
+	if absent && b.slave != nil {
+		return b.notMaster() // which may have what this one has not heard of yet
+	}
 	if !b.o.Metadata {
 		return err
 	}
@@ -219,7 +223,7 @@ func (b *Broker) absent(p *wire.Peer, topic, group string, err error) error {
 	if s == nil {
 		return errNoMetadata
 	}
-	if code := wire.CodeOf(err); code != wire.CodeTopicNotFound && code != wire.CodeGroupNotFound {
+	if !absent {
 		return err
 	}
 	var has meta.Grant

@@ -222,6 +222,19 @@ func TestSlaveRefuses(t *testing.T) {
 		{"ack", true, func() error {
 			return (<-s.startAck("a", wire.AckRequest{Topic: "orders", Group: "pay", Items: []wire.AckRange{{Lease: 1, From: 0, To: 1, Outcome: wire.Acked}}})).err
 		}},
+		{"ack, beyond what it has heard of", true, func() error { // of a lease that the master gave
+			a := <-s.startAck("a", wire.AckRequest{Topic: "orders", Group: "pay", Items: []wire.AckRange{{Lease: 1, From: 3, To: 5, Outcome: wire.Acked}}})
+			if a.err == nil && a.codes[0] != wire.CodeLeaseUnknown {
+				t.Errorf("an ack of what the slave does not have yet is answered %v", a.codes[0])
+			}
+			return a.err
+		}},
+		{"ack, of a group that it has not heard of", false, func() error {
+			return (<-s.startAck("a", wire.AckRequest{Topic: "orders", Group: "new", Items: []wire.AckRange{{Lease: 1, From: 0, To: 1, Outcome: wire.Acked}}})).err
+		}},
+		{"fetch, of a topic that it has not heard of", false, func() error {
+			return s.fetch("a", wire.FetchRequest{Topic: "new", Group: "pay", MessagesMax: 1}).err
+		}},
 		{"extend", true, func() error {
 			_, err := b.Extend(ctx, &wire.ExtendRequest{Topic: "orders", Group: "pay", Leases: []*wire.LeaseName{{Lease: 1}}})
 			return err
