@@ -43,6 +43,29 @@ func TestTakeBack(t *testing.T) {
 	}, "a", "b")
 }
 
+// TestCutWhileBehind: a slave is cut off while its records wait for the pace of catch-ups, when it has no request waiting but the one that they are
+// for: keep-alives do not take that, and it catches up when it is back.
+func TestCutWhileBehind(t *testing.T) {
+	inGroup(t, func(t *testing.T, g *replicatest.Group) {
+		a, b := pair(t, g, "b"), g.Nodes["b"]
+		b.Stop()
+		send(t, a, "1", false)
+		a.Master.HoldCatchUps(time.Now().Add(2 * time.Second))
+		must(t, b.StartSlave(t.Context()))
+		begin := b.Slave.Written()
+		g.Await(func() bool { return !b.Slave.Heard().IsZero() }, "the slave hears the master: %v", b.Slave.Status())
+		g.Net.Cut("b", "a")
+		time.Sleep(time.Second)
+		if b.Slave.Written() != begin {
+			t.Error("it was not held")
+		}
+		time.Sleep(time.Second)
+		g.Net.Mend("b", "a")
+		caughtUp(g, a, b)
+		equal(t, a.Master, b.Slave)
+	}, "a", "b")
+}
+
 // TestDiverged: the old master comes back, after another one was promoted, with a tail that nobody else has: it is set aside, listed and
 // cut, and it follows.
 func TestDiverged(t *testing.T) {

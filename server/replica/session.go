@@ -53,7 +53,7 @@ type session struct {
 		sync.Mutex
 		pulls   []pull           // that wait; at most pullsMax
 		sent    journal.Position // end of what was answered
-		reading bool             // its goroutine reads what comes after sent
+		reading bool             // its goroutine reads what comes after sent, for the first of pulls, which nobody else takes
 		last    time.Time        // of the last answer
 		ended   error            // what is answered from now on
 	}
@@ -67,11 +67,11 @@ func (s *session) wake() {
 }
 
 // take takes the oldest waiting pull. s.mu is held.
-func (s *session) take() pull {
-	p := s.mu.pulls[0]
-	n := copy(s.mu.pulls, s.mu.pulls[1:])
-	s.mu.pulls[n] = pull{}
-	s.mu.pulls = s.mu.pulls[:n]
+func (s *session) take() pull { return s.takeAt(0) }
+
+func (s *session) takeAt(i int) pull {
+	p := s.mu.pulls[i]
+	s.mu.pulls = slices.Delete(s.mu.pulls, i, i+1)
 	return p
 }
 
@@ -181,11 +181,15 @@ func (s *session) add(p pull) {
 // keepAlive answers a waiting pull with nothing, if nothing was said for so long.
 func (s *session) keepAlive(now time.Time, every time.Duration) {
 	s.mu.Lock()
-	if len(s.mu.pulls) == 0 || s.mu.ended != nil || now.Sub(s.mu.last) < every {
+	at := 0
+	if s.mu.reading { // which may take long: it waits for its pace
+		at = 1
+	}
+	if len(s.mu.pulls) <= at || s.mu.ended != nil || now.Sub(s.mu.last) < every {
 		s.mu.Unlock()
 		return
 	}
-	p := s.take()
+	p := s.takeAt(at)
 	s.mu.last = now
 	sent := s.mu.sent
 	s.mu.Unlock()
