@@ -72,10 +72,12 @@ func TestDiverged(t *testing.T) {
 	inGroup(t, func(t *testing.T, g *replicatest.Group) {
 		a, b := pair(t, g, "b"), g.Nodes["b"]
 		send(t, a, "1", true)
+		time.Sleep(time.Second) // a no-op follows, and what comes next would wait until it is committed
 		caughtUp(g, a, b)
 		g.Net.Partition("a", "b")
+		end := a.Master.Journal.Written()
 		go func() { _, _, _ = a.Send([]byte("only here"), false) }()
-		time.Sleep(100 * time.Millisecond)
+		g.Await(func() bool { return a.Master.Journal.Written() > end }, "the master has it")
 		a.Kill()
 		b.Stop()
 		g.Net.Heal("a", "b")
