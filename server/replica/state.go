@@ -40,12 +40,17 @@ type State struct {
 	Serving int64 `json:"serving,omitempty"`
 }
 
-// Format of the file REPLICA: three lines, "jmq replica VERSION", the state as JSON, and the crc32c of both in hex.
+// Format of the file REPLICA: two slots of the same size with the same in them, each three lines, "jmq replica VERSION NUMBER", the state as JSON, and
+// the crc32c of both in hex, and then zeroes. Version 1 is one slot of just its size, without a number.
+//
+// Both slots are written, one after the other, before a change counts: so one that is torn or damaged takes no promise along. They are written in
+// place, for a broker must be able to promise, and to become another, on a disk that is full.
 const (
-	stateVersion  = 1
+	stateVersion  = 2
 	stateName     = "REPLICA"
 	stateFirst    = "jmq replica "
-	stateBytesMax = 1 << 20
+	stateSlot     = 8192 // multiples of it are a slot's size
+	stateBytesMax = 2 << 20
 )
 
 var (
@@ -55,7 +60,7 @@ var (
 	ErrStateVersion = errors.New("replica: the file REPLICA is of a newer version")
 )
 
-// StateFile keeps a State: replaced as a whole, checksummed, synced before Update returns. Safe for concurrent use.
+// StateFile keeps a State: checksummed, twice, synced before Update returns. Safe for concurrent use.
 type StateFile struct {
 	fs   vfs.FS
 	dir  string
@@ -63,8 +68,16 @@ type StateFile struct {
 	mu   struct {
 		sync.Mutex // held while the file is written: its purpose is to order that
 		state      State
+		slots      slots
 		failed     error // of a write: what is on the disk is not known
 	}
+}
+
+// slots say how the file is.
+type slots struct {
+	bytes  int64  // of each; 0: the file must be made anew
+	number uint64 // of what was written last
+	good   int64  // the one that holds it
 }
 
 // OpenState reads dir's state, or begins one. machine is the system's boot id, empty where it cannot be known: each start is then
@@ -73,11 +86,11 @@ type StateFile struct {
 // The mark of a clean stop is gone, synced, when it returns (rule CleanMarkCleared).
 func OpenState(fs vfs.FS, dir, machine string) (*StateFile, error) {
 	f := &StateFile{fs: fs, dir: dir}
-	s, err := readState(fs, fs.PathJoin(dir, stateName))
+	s, at, err := readState(fs, fs.PathJoin(dir, stateName))
 	if err != nil {
 		return nil, err
 	}
-	f.mu.state = s
+	f.mu.state, f.mu.slots = s, at
 	err = f.Update(func(s *State) { s.start(machine, newBoot) })
 	if err != nil {
 		return nil, err
@@ -121,7 +134,7 @@ func (f *StateFile) Update(change func(*State)) error {
 	}
 	next := f.mu.state.clone()
 	change(&next)
-	if err := writeState(f.fs, f.dir, next); err != nil {
+	if err := f.mu.slots.write(f.fs, f.dir, next); err != nil {
 		f.mu.failed = fmt.Errorf("replica: write the state of the broker: %w", err)
 		return f.mu.failed
 	}
@@ -145,33 +158,70 @@ func (f *StateFile) CleanStop() error { return f.Update(func(s *State) { s.Clean
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-func readState(fsys vfs.FS, path string) (s State, err error) {
+func readState(fsys vfs.FS, path string) (s State, at slots, err error) {
 	b, err := readFile(fsys, path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return State{}, nil
+		return State{}, slots{}, nil
 	}
 	if err != nil {
-		return State{}, fmt.Errorf("replica: read the state of the broker: %w", err)
+		return State{}, slots{}, fmt.Errorf("replica: read the state of the broker: %w", err)
 	}
-	damaged := func(why string) (State, error) { return State{}, fmt.Errorf("%w: %s: %s", ErrState, path, why) }
-	end := strings.LastIndexByte(strings.TrimSuffix(string(b), "\n"), '\n') + 1
-	first, body, ok := strings.Cut(string(b[:end]), "\n")
+	if v, _, _ := strings.Cut(string(b), "\n"); v == stateFirst+"1" {
+		s, _, err := parseState(string(b), path)
+		return s, slots{}, err
+	}
+	size := int64(len(b) / 2)
+	if size == 0 || size%stateSlot != 0 || len(b)%2 != 0 {
+		return State{}, slots{}, fmt.Errorf("%w: %s: its size is %d", ErrState, path, len(b))
+	}
+	at.bytes = size
+	found := false
+	for i := range int64(2) {
+		text := strings.TrimRight(string(b[i*size:(i+1)*size]), "\x00")
+		one, number, serr := parseState(text, path)
+		switch {
+		case errors.Is(serr, ErrStateVersion):
+			return State{}, slots{}, serr
+		case serr != nil:
+			err = serr
+		case !found || number > at.number:
+			found, s, at.number, at.good = true, one, number, i
+		}
+	}
+	if !found {
+		return State{}, slots{}, err
+	}
+	return s, at, nil
+}
+
+// parseState reads the three lines.
+func parseState(text, path string) (s State, number uint64, err error) {
+	damaged := func(why string) (State, uint64, error) {
+		return State{}, 0, fmt.Errorf("%w: %s: %s", ErrState, path, why)
+	}
+	end := strings.LastIndexByte(strings.TrimSuffix(text, "\n"), '\n') + 1
+	first, body, ok := strings.Cut(text[:end], "\n")
 	if !ok || !strings.HasPrefix(first, stateFirst) {
 		return damaged("it does not begin as it should")
 	}
-	if sum, err := strconv.ParseUint(strings.TrimSuffix(string(b[end:]), "\n"), 16, 32); err != nil || uint32(sum) != crc32.Checksum(b[:end], castagnoli) {
+	if sum, err := strconv.ParseUint(strings.TrimSuffix(text[end:], "\n"), 16, 32); err != nil || uint32(sum) != crc32.Checksum([]byte(text[:end]), castagnoli) {
 		return damaged("its checksum is wrong")
 	}
-	switch v, err := strconv.Atoi(first[len(stateFirst):]); {
+	version, rest, _ := strings.Cut(first[len(stateFirst):], " ")
+	switch v, err := strconv.Atoi(version); {
 	case err != nil:
 		return damaged("it has no version")
 	case v > stateVersion:
-		return State{}, fmt.Errorf("%w: %s is of version %d, this one reads %d", ErrStateVersion, path, v, stateVersion)
+		return State{}, 0, fmt.Errorf("%w: %s is of version %d, this one reads %d", ErrStateVersion, path, v, stateVersion)
+	case v > 1:
+		if number, err = strconv.ParseUint(rest, 10, 64); err != nil {
+			return damaged("it has no number")
+		}
 	}
 	if err := json.Unmarshal([]byte(body), &s); err != nil {
 		return damaged(err.Error())
 	}
-	return s, nil
+	return s, number, nil
 }
 
 func readFile(fsys vfs.FS, path string) ([]byte, error) {
@@ -187,14 +237,56 @@ func readFile(fsys vfs.FS, path string) ([]byte, error) {
 	return b, err
 }
 
-// writeState replaces the file: a new one beside it, synced, renamed over it, and the folder synced.
-func writeState(fsys vfs.FS, dir string, s State) error {
+// write writes both slots, and makes the file first where there is none, an old one, or one with too little room.
+func (x *slots) write(fsys vfs.FS, dir string, s State) error {
 	body, err := json.Marshal(s)
 	if err != nil {
 		return err
 	}
-	b := fmt.Appendf(nil, "%s%d\n%s\n", stateFirst, stateVersion, body)
+	b := fmt.Appendf(nil, "%s%d %d\n%s\n", stateFirst, stateVersion, x.number+1, body)
 	b = fmt.Appendf(b, "%08x\n", crc32.Checksum(b, castagnoli))
+	if int64(len(b)) > x.bytes {
+		err = x.make(fsys, dir, b)
+	} else {
+		err = x.change(fsys, dir, b)
+	}
+	if err == nil {
+		x.number++
+	}
+	return err
+}
+
+// change writes the slot that is not the good one, and when that is on the disk the other. Who stops in between has left one that is whole.
+func (x *slots) change(fsys vfs.FS, dir string, text []byte) error {
+	f, err := fsys.OpenReadWrite(fsys.PathJoin(dir, stateName), vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return err
+	}
+	b := make([]byte, x.bytes)
+	for _, slot := range []int64{1 - x.good, x.good} {
+		clear(b[copy(b, text):]) // the file system in memory inverts what it was given
+		if _, err = f.WriteAt(b, slot*x.bytes); err == nil {
+			err = f.Sync()
+		}
+		if err != nil {
+			break
+		}
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	return err
+}
+
+// make replaces the file: a new one beside it, synced, renamed over it, and the folder synced.
+func (x *slots) make(fsys vfs.FS, dir string, text []byte) error {
+	size := (int64(len(text)) + stateSlot - 1) / stateSlot * stateSlot
+	if 2*size > stateBytesMax {
+		return fmt.Errorf("it takes %d bytes, at most %d are possible", len(text), stateBytesMax/2)
+	}
+	b := make([]byte, 2*size)
+	copy(b, text)
+	copy(b[size:], text)
 	path := fsys.PathJoin(dir, stateName)
 	f, err := fsys.Create(path+".new", vfs.WriteCategoryUnspecified)
 	if err != nil {
@@ -220,6 +312,9 @@ func writeState(fsys vfs.FS, dir string, s State) error {
 	err = d.Sync()
 	if e := d.Close(); err == nil {
 		err = e
+	}
+	if err == nil {
+		x.bytes, x.good = size, 0
 	}
 	return err
 }

@@ -1,8 +1,14 @@
 package replica
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
+	"hash/crc32"
+	"math/rand/v2"
 	"reflect"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -63,56 +69,125 @@ func TestStateDurable(t *testing.T) {
 			t.Fatalf("after a crash %+v, want %+v", got, f.Get())
 		}
 	}
-	for n := range int32(12) {
-		mem := vfs.NewCrashableMem()
-		want := openState(t, mem, "m").Get()
-		toggle := errorfs.Toggle{Injector: errorfs.OnIndex(n)}
-		toggle.On()
-		f := &StateFile{fs: errorfs.Wrap(mem, &toggle)}
-		f.mu.state = want
-		err := f.Update(func(s *State) { s.Seen = 9 })
-		got := openState(t, mem.CrashClone(vfs.CrashCloneCfg{}), "m").Get()
-		if got.Seen != 0 && got.Seen != 9 || err == nil && got.Seen != 9 || got.Boot != want.Boot {
-			t.Errorf("operation %d failed (%v): %+v", n, err, got)
-		}
-		if err != nil && (f.Get().Seen != 0 || f.Update(func(*State) {}) == nil) {
-			t.Errorf("operation %d failed: %+v, and the file goes on", n, f.Get())
+	big := strings.Repeat("x", 2*stateSlot) // in place of a set that needs more room
+	for _, c := range []struct {
+		what string
+		do   func(*State)
+	}{{"in place", func(s *State) { s.Seen = 9 }}, {"made anew", func(s *State) { s.Seen, s.Grant.Broker = 9, big }}} {
+		for n := range int32(14) {
+			mem := vfs.NewCrashableMem()
+			want := openState(t, mem, "m").Get()
+			toggle := errorfs.Toggle{Injector: errorfs.OnIndex(n)}
+			f := openState(t, errorfs.Wrap(mem, &toggle), "m")
+			toggle.On()
+			err := f.Update(c.do)
+			for _, percent := range []int{0, 50, 100} {
+				disk := mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: rand.New(rand.NewPCG(uint64(n), 1))})
+				got := openState(t, disk, "m").Get()
+				if got.Seen != 0 && got.Seen != 9 || err == nil && got.Seen != 9 || got.Boot != want.Boot {
+					t.Errorf("%s, operation %d failed (%v): %+v", c.what, n, err, got)
+				}
+			}
+			if err != nil && (f.Get().Seen != 0 || f.Update(func(*State) {}) == nil) {
+				t.Errorf("%s, operation %d failed: %+v, and the file goes on", c.what, n, f.Get())
+			}
 		}
 	}
 }
 
-// TestStateDamaged: a flipped bit anywhere, a file that is cut off, or one of a newer version is an error: never a forgotten promise.
+// TestStateInPlace: a change makes no file and makes none longer, so that it can be made on a disk that is full; but where the room is too small, and from
+// a file of the version before.
+func TestStateInPlace(t *testing.T) {
+	mem := vfs.NewMem()
+	body := `{"boot":"b","machine":"m","seen":7}`
+	old := "jmq replica 1\n" + body + "\n"
+	writeFile(t, mem, fmt.Appendf([]byte(old), "%08x\n", crc32.Checksum([]byte(old), castagnoli)))
+	f := openState(t, mem, "m")
+	if s := f.Get(); s.Seen != 7 || s.Boot != "b" {
+		t.Errorf("of version 1: %+v", s)
+	}
+	full := errorfs.InjectorFunc(func(op errorfs.Op) error {
+		switch op.Kind {
+		case errorfs.OpCreate, errorfs.OpRename, errorfs.OpOpenDir:
+			return syscall.ENOSPC
+		case errorfs.OpFileWriteAt:
+			if op.Offset >= 2*stateSlot {
+				return syscall.ENOSPC
+			}
+		}
+		return nil
+	})
+	f = openState(t, errorfs.Wrap(mem, full), "m") // which writes too
+	for i := range uint32(3) {
+		if err := f.Update(func(s *State) { s.Seen = 8 + i }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := openState(t, mem, "m").Get(); s.Seen != 10 {
+		t.Errorf("%+v", s)
+	}
+	if err := f.Update(func(s *State) { s.Grant.Broker = strings.Repeat("x", stateSlot) }); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("a larger state: %v", err)
+	}
+}
+
+func writeFile(t *testing.T, fs vfs.FS, b []byte) {
+	t.Helper()
+	f, err := fs.Create(stateName, vfs.WriteCategoryUnspecified)
+	if err == nil {
+		_, err = f.WriteAt(bytes.Clone(b), 0)
+	}
+	if err == nil {
+		err = f.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestStateDamaged: one slot that is damaged loses nothing. Both, a file that is cut off, or one of a newer version are an error: never a forgotten promise.
 func TestStateDamaged(t *testing.T) {
 	fs := vfs.NewMem()
-	openState(t, fs, "m")
+	f := openState(t, fs, "m")
+	if err := f.Update(func(s *State) { s.Seen = 5 }); err != nil {
+		t.Fatal(err)
+	}
 	good, err := readFile(fs, stateName)
 	if err != nil {
 		t.Fatal(err)
 	}
-	try := func(b []byte) error {
+	try := func(b []byte) (State, error) {
 		fs := vfs.NewMem()
-		f, err := fs.Create(stateName, vfs.WriteCategoryUnspecified)
-		if err == nil {
-			_, err = f.WriteAt(append([]byte(nil), b...), 0)
-		}
+		writeFile(t, fs, b)
+		f, err := OpenState(fs, "", "m")
 		if err != nil {
-			t.Fatal(err)
+			return State{}, err
 		}
-		f.Close()
-		_, err = OpenState(fs, "", "m")
-		return err
+		return f.Get(), nil
 	}
-	for i := range good {
-		bad := append([]byte(nil), good...)
-		bad[i] ^= 0x10
-		if err := try(bad); !errors.Is(err, ErrState) {
-			t.Errorf("byte %d of %q: %v", i, good, err)
-		}
-		if err := try(good[:i]); i < len(good)-1 && !errors.Is(err, ErrState) {
-			t.Errorf("%d bytes of %q: %v", i, good, err)
+	used := bytes.IndexByte(good, 0)
+	for i := range used {
+		for slot := range 2 {
+			bad := bytes.Clone(good)
+			bad[slot*stateSlot+i] ^= 0x10
+			if s, err := try(bad); err != nil || s.Seen != 5 {
+				t.Fatalf("byte %d of slot %d: %v, %+v", i, slot, err, s)
+			}
+			bad[(1-slot)*stateSlot+i/2] ^= 0x10
+			if _, err := try(bad); !errors.Is(err, ErrState) {
+				t.Fatalf("byte %d of slot %d, and one of the other: %v", i, slot, err)
+			}
 		}
 	}
-	if err := try(good); err != nil {
-		t.Error(err)
+	for n := 0; n < len(good); n += 1 + n/40 {
+		if _, err := try(good[:n]); !errors.Is(err, ErrState) {
+			t.Errorf("%d bytes of %d: %v", n, len(good), err)
+		}
+	}
+	newer := fmt.Sprintf("jmq replica %d 4\n{}\n", stateVersion+1)
+	b := bytes.Clone(good)
+	clear(b[copy(b, fmt.Sprintf("%s%08x\n", newer, crc32.Checksum([]byte(newer), castagnoli))):stateSlot])
+	if _, err := try(b); !errors.Is(err, ErrStateVersion) {
+		t.Errorf("of a newer version: %v", err)
 	}
 }

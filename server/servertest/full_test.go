@@ -3,10 +3,12 @@ package servertest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"github.com/jmqio/jmq/client"
 	"github.com/jmqio/jmq/server"
 	"github.com/jmqio/jmq/server/servertest/check"
+	"github.com/jmqio/jmq/wire"
 )
 
 const (
@@ -160,19 +163,21 @@ func (f *filling) consume(n int) (got int) {
 	return got
 }
 
-// fill takes all space that is left on the disk.
-func (f *filling) fill() {
-	f.t.Helper()
-	file, err := os.OpenFile(f.filler, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+func (f *filling) fill() { fill(f.t, f.filler) }
+
+// fill takes all space that is left on a disk, by a file there.
+func fill(t *testing.T, filler string) {
+	t.Helper()
+	file, err := os.OpenFile(filler, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
-		f.t.Fatal(err)
+		t.Fatal(err)
 	}
 	defer file.Close()
 	for size := 64 << 10; size >= 512; {
 		if _, err := file.Write(make([]byte, size)); errors.Is(err, syscall.ENOSPC) {
 			size /= 2
 		} else if err != nil {
-			f.t.Fatal(err)
+			t.Fatal(err)
 		}
 	}
 }
@@ -267,4 +272,57 @@ func (f *filling) judge() {
 	for _, p := range f.c.problems.list {
 		t.Error(p)
 	}
+}
+
+// TestFullDisksHandOver: on disks with no byte left a broker hands over and takes over, by a transfer and by force, tells what is wrong, and lives.
+func TestFullDisksHandOver(t *testing.T) {
+	disks := map[string]string{}
+	c := StartCluster(t, ClusterOptions{Slaves: 1, Each: func(c *server.Config) {
+		fast(c)
+		if len(c.Roles) == 1 && c.Roles[0] == server.RoleBroker {
+			disks[c.Node.Name] = smallDisk(t)
+			c.Broker.Data = filepath.Join(disks[c.Node.Name], "data")
+			c.Broker.Journal.SegmentBytesMax = 256 << 10
+		}
+	}})
+	g := c.Groups[0]
+	g.InSync(1)
+	c.Registries[0].CreateTopic("orders", 1)
+	cl := c.Dial(strings.Join(Addresses(g.Brokers), ","))
+	for i := range 3 {
+		if err := send(t, cl, "orders", fmt.Sprint(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g.SameEnds()
+	for _, dir := range disks {
+		fill(t, filepath.Join(dir, "filler"))
+	}
+	for i, to := range []string{"b1s1", "b1", "b1s1"} {
+		request := &wire.BrokerGroupRequest{Action: "transfer", Broker: to}
+		if i == 2 {
+			request.Action, request.Force = "promote", true
+		}
+		g.Await("the registry takes it", func(map[string]*wire.ReplicaStatus) bool {
+			_, err := g.Do(request)
+			if err != nil && wire.CodeOf(err) != wire.CodeInUse && wire.CodeOf(err) != wire.CodeInvalid {
+				t.Fatal(err)
+			}
+			return g.Row().Master.Broker == to
+		})
+		if m := g.Master(); m.Name() != to {
+			t.Fatalf("%s is master, not %s", m.Name(), to)
+		}
+		g.InSync(1)
+	}
+	for _, dir := range disks {
+		if err := os.Remove(filepath.Join(dir, "filler")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := send(t, cl, "orders", "when there is space"); err != nil {
+		t.Error(err)
+	}
+	g.SameEnds()
+	received(t, cl, "orders", 4)
 }
