@@ -259,6 +259,7 @@ type flight struct {
 		late    []*try    // that were given up, and may be answered yet
 		open    int       // tries of which done will be called, or was not yet through
 		unknown int       // tries whose outcome is not known
+		stored  int       // tries that were answered ok: each but one left another copy
 		won     *won      // of a late one while somebody works on the flight
 		ended   bool      // it may be used again when open is 0
 	}
@@ -308,7 +309,7 @@ func (c *Client) flight(l *lane, rt *route) *flight {
 	c.sends.add()
 	f.lane, f.target, f.route, f.pause, f.attempts, f.moves, f.tried, f.broker = l, l, rt, retryMin, 0, 0, 0, ""
 	f.mu.Lock() // the alarm of its former life may be late
-	f.mu.phase, f.mu.unknown, f.mu.ended = phaseIdle, 0, false
+	f.mu.phase, f.mu.unknown, f.mu.stored, f.mu.ended = phaseIdle, 0, 0, false
 	f.mu.Unlock()
 	return f
 }
@@ -594,6 +595,9 @@ func (t *try) answered(frame wire.Frame, err error) {
 	}
 	f.timer.Stop()
 	f.mu.phase, f.mu.now = phaseIdle, nil
+	if err == nil {
+		f.mu.stored++
+	}
 	f.putTry(t)
 	f.mu.Unlock()
 	reader := l
@@ -631,6 +635,7 @@ func (f *flight) answeredLate(t *try, r wire.ProduceResponse, err error) {
 	waits := phase == phaseTrying || phase == phasePausing || phase == phaseLate
 	over := waits && (err == nil || phase == phaseLate && len(f.mu.late) == 0)
 	if err == nil {
+		f.mu.stored++ // the one whose answer is awaited may be answered ok in this moment too
 		f.mu.won = &won{r, target, l.addr}
 	}
 	if over {
@@ -821,7 +826,7 @@ func (f *flight) resolve(r wire.ProduceResponse, err error, reader *link) {
 	f.mu.late = f.mu.late[:0]
 	result := sendResult{
 		first: r.FirstIndex, stored: r.StoredNs, broker: f.broker,
-		attempts: f.attempts, unknown: f.mu.unknown, err: err,
+		attempts: f.attempts, unknown: f.mu.unknown + max(f.mu.stored-1, 0), err: err,
 	}
 	f.mu.Unlock()
 	if err != nil && result.unknown > 0 {

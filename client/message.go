@@ -41,8 +41,8 @@ type Receipt struct {
 	Index       uint64
 	StoredAt    time.Time // at the broker
 	Attempts    int       // how often it was sent
-	// Unknown counts the attempts whose outcome stayed unknown: each may have left another copy. -1: Send returned while its
-	// batch was under way, because its context or its time had ended.
+	// Unknown counts the attempts that may have left another copy: their outcome stayed unknown, or two were stored before Send
+	// knew of either. -1: Send returned while its batch was under way, because its context or its time had ended.
 	Unknown int
 }
 
