@@ -125,7 +125,7 @@ func TestLateHandler(t *testing.T) {
 		t.Errorf("%v, duplicates %v", err, r.Duplicates)
 	}
 	events[1].Call = 5 // before the lease was given
-	if r := checkEvents(t, events); !slices.Equal(r.Violated(), []string{"C3"}) {
+	if r := checkEvents(t, events); !slices.Equal(r.Violated(), []string{"C3", "C10"}) {
 		t.Errorf("with an earlier loss:\n%v", r)
 	}
 }

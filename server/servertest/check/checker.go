@@ -20,7 +20,10 @@ type Checker struct {
 	restarts []span
 	deaths   map[uint32][]int64 // proc -> calls
 	aways    []away
-	copies   map[[2]uint64][]copied
+	copies   map[copyKey][]copied
+	masters  []master
+	writes   map[uint32][]registerOp // by register
+	usages   map[uint32][]usage      // by process
 	drains   []drain
 	gaps     []gap // for the reason that they are lost
 	events   int
@@ -40,7 +43,16 @@ type (
 		proc uint32
 		logKey
 	}
-	span struct{ call, ret int64 }
+	span    struct{ call, ret int64 }
+	copyKey struct {
+		brokerGroup uint32
+		from, to    uint64
+	}
+	// told is a violation that was seen when its event was added.
+	told struct {
+		about Subject
+		text  string
+	}
 	away struct {
 		span
 		unmerged, behind bool
@@ -143,11 +155,13 @@ func (m *message) returned() int64 {
 
 // partitionLog is what all readers together say about one partition.
 type partitionLog struct {
-	at        map[uint64]int32  // index -> message
-	epochs    map[uint64]uint64 // index -> epoch of its record, as scans say
-	conflicts []string
-	conflictN int
-	lost      [][2]uint64 // [from, to) that were damaged
+	at     map[uint64]int32  // index -> message
+	epochs map[uint64]uint64 // index -> epoch of its record, as scans say
+	// brokerGroup whose epochs they are.
+	brokerGroup uint32
+	conflicts   []told
+	conflictN   int
+	lost        [][2]uint64 // [from, to) that were damaged
 }
 
 func (l *partitionLog) isLost(i uint64) bool { return within(l.lost, i) }
@@ -165,7 +179,7 @@ type scan struct {
 	epoch     uint64
 	seen      map[uint64]int32
 	n         int
-	problems  []string
+	problems  []told
 	problemsN int
 }
 
@@ -216,6 +230,7 @@ type observation struct {
 	index     uint64
 	ranges    [][2]uint64
 	call, ret int64
+	unknown   bool // a reset that may not have been
 }
 
 type leaseEnd struct {
@@ -232,8 +247,10 @@ type groupPartition struct {
 	ends       []leaseEnd // released and expired
 	observed   []observation
 	resets     []observation
-	gaps       [][2]uint64 // told to its members
+	gaps       [][2]uint64 // told to its members, or skipped for them
 	start      uint64
+	parallel   bool // any number of leases at once
+	balances   []balance
 }
 
 // interner numbers strings, from 1; 0 is the empty one.
@@ -266,7 +283,9 @@ func NewChecker() *Checker {
 		groups: map[groupKey]*groupPartition{},
 		scans:  map[scanKey]*scan{},
 		deaths: map[uint32][]int64{},
-		copies: map[[2]uint64][]copied{},
+		copies: map[copyKey][]copied{},
+		writes: map[uint32][]registerOp{},
+		usages: map[uint32][]usage{},
 	}
 }
 
@@ -347,7 +366,7 @@ func (c *Checker) Add(e Event) error {
 		}
 		c.aways = append(c.aways, a)
 	case OpCopy:
-		k := [2]uint64{e.Index, e.To}
+		k := copyKey{c.names.number(e.BrokerGroup), e.Index, e.To}
 		c.copies[k] = append(c.copies[k], copied{proc, c.names.number(e.Hash)})
 	case OpLost:
 		l := c.log(lk)
@@ -364,16 +383,29 @@ func (c *Checker) Add(e Event) error {
 		if e.Reason == ReasonDamaged {
 			c.gaps = append(c.gaps, gap{lk, c.readerName(who), e.Index, e.To, e.Call})
 		}
+	case OpSkip:
+		g := c.group(gk)
+		g.gaps = append(g.gaps, [2]uint64{e.Index, e.To})
+	case OpBalance:
+		g := c.group(gk)
+		g.balances = append(g.balances, balance{e.Index, e.To, e.Pending, e.Call, max(e.Call, e.Return)})
+	case OpMaster:
+		c.masters = append(c.masters, master{proc: proc, brokerGroup: c.names.number(e.BrokerGroup), epoch: e.Epoch, span: span{e.Call, e.Return}})
+	case OpWrite, OpRead:
+		c.addRegister(&e)
+	case OpUsage:
+		c.usages[proc] = append(c.usages[proc], usage{*e.Usage, e.Call})
 	case OpScan, OpScanned:
 		c.addScan(&e, scanKey{proc, lk})
 	case OpOffset:
 		g := c.group(gk)
-		g.observed = append(g.observed, observation{e.Index, e.Ranges, e.Call, max(e.Call, e.Return)})
+		g.observed = append(g.observed, observation{index: e.Index, ranges: e.Ranges, call: e.Call, ret: max(e.Call, e.Return)})
 	case OpReset:
 		g := c.group(gk)
-		g.resets = append(g.resets, observation{e.Index, nil, e.Call, max(e.Call, e.Return)})
+		g.resets = append(g.resets, observation{index: e.Index, call: e.Call, ret: max(e.Call, e.Return), unknown: e.Result == Unknown})
 	case OpSubscribe:
-		c.group(gk).start = e.Index
+		g := c.group(gk)
+		g.start, g.parallel = e.Index, e.Reason == Parallel
 	case OpDrain:
 		c.drains = append(c.drains, drain{gk.group, topic, e.Call})
 	}
@@ -466,7 +498,8 @@ func (c *Checker) place(p place, i int32, who string) {
 	} else if was != i {
 		l.conflictN++
 		if len(l.conflicts) < offendersMax {
-			l.conflicts = append(l.conflicts, fmt.Sprintf("%s is %s for %s, and %s for others", c.placeName(p), c.messages[i].id, who, c.messages[was].id))
+			l.conflicts = append(l.conflicts, told{c.ofLog(p.logKey, p.index, p.index+1),
+				fmt.Sprintf("%s is %s for %s, and %s for others", c.placeName(p), c.messages[i].id, who, c.messages[was].id)})
 		}
 	}
 }
@@ -476,7 +509,9 @@ func (c *Checker) addScan(e *Event, k scanKey) {
 	problem := func(format string, args ...any) {
 		s.problemsN++
 		if len(s.problems) < offendersMax {
-			s.problems = append(s.problems, fmt.Sprintf("scan of %s by %s: ", c.logName(k.logKey), c.names.name(k.proc))+fmt.Sprintf(format, args...))
+			about := c.ofLog(k.logKey, e.Index, e.Index+1)
+			about.Proc = e.Proc
+			s.problems = append(s.problems, told{about, fmt.Sprintf("scan of %s by %s: ", c.logName(k.logKey), c.names.name(k.proc)) + fmt.Sprintf(format, args...)})
 		}
 	}
 	s.call = min(s.call, e.Call)
@@ -502,6 +537,7 @@ func (c *Checker) addScan(e *Event, k scanKey) {
 			problem("epoch %d at index %d, after epoch %d", e.Epoch, e.Index, s.epoch)
 		}
 		if l := c.log(k.logKey); e.Epoch != 0 {
+			l.brokerGroup = c.names.number(e.BrokerGroup)
 			if was, ok := l.epochs[e.Index]; !ok {
 				l.epochs[e.Index] = e.Epoch
 			} else if was != e.Epoch {

@@ -30,9 +30,10 @@ const (
 	OpScanned Op = "scanned"
 	// OpOffset is an observed ack state: everything below Index and in Ranges is consumed.
 	OpOffset Op = "offset"
-	// OpSubscribe says that Group begins at Index of the partition; without it a group begins at 0.
+	// OpSubscribe says that Group begins at Index of the partition; without it a group begins at 0. Reason Parallel: any number of its leases
+	// may live at once.
 	OpSubscribe Op = "subscribe"
-	// OpReset says that a person set Group's offset to Index.
+	// OpReset says that a person set Group's offset to Index. Result Unknown: maybe not, or to another index.
 	OpReset Op = "reset"
 	// OpLost says that the bytes of messages [Index, To) were damaged on the disk: they may be lost, others may not.
 	OpLost Op = "lost"
@@ -44,12 +45,27 @@ const (
 	OpAway Op = "away"
 	// OpCopy says that Proc's copy of the journal has records in [Index, To), and that Hash is their checksum.
 	OpCopy Op = "copy"
+	// OpSkip says that [Index, To) ended for Group without being given to it: it is filtered, or has expired. Reason says which.
+	OpSkip Op = "skip"
+	// OpBalance is what the broker says at rest: the partition holds [Index, To), and Pending of them have not ended for Group.
+	OpBalance Op = "balance"
+	// OpMaster says that broker Proc served as master of BrokerGroup in Epoch, at some moment between Call and Return.
+	OpMaster Op = "master"
+	// OpWrite sets register Key, a topic's settings for example, to the value whose checksum is Hash. Version is what it has from then
+	// on, when ok and told. OpRead finds Hash and Version there; an empty Hash: nothing. What was not written by anybody is no register.
+	OpWrite Op = "write"
+	OpRead  Op = "read"
+	// OpUsage is what process Proc had taken from the system at Call. The first one of a Proc is what the later ones must come back to.
+	OpUsage Op = "usage"
 	// OpDrain says that Group had nothing more to get from Topic at Call: what was sent before and is ok was given to it.
 	OpDrain Op = "drain"
 )
 
 // ReasonDamaged is an OpGap's reason that needs an OpLost.
 const ReasonDamaged = "damaged"
+
+// Parallel is the reason of an OpSubscribe.
+const Parallel = "parallel"
 
 // Reasons of OpAway.
 const (
@@ -75,9 +91,11 @@ type Event struct {
 	Op        Op     `json:"op"`
 	Topic     string `json:"topic,omitempty"`
 	Partition uint16 `json:"partition,omitempty"`
-	Group     string `json:"group,omitempty"`
-	Key       string `json:"key,omitempty"` // order key
-	ID        string `json:"id,omitempty"`
+	// BrokerGroup, of a scan, a copy or a master: whose journal it is, and so whose epochs. Empty: there is only one.
+	BrokerGroup string `json:"brokerGroup,omitempty"`
+	Group       string `json:"group,omitempty"`
+	Key         string `json:"key,omitempty"` // order key; of a write or read: the register
+	ID          string `json:"id,omitempty"`
 	// Seq counts the messages that Proc sent one after the other; 0: it promises no order.
 	Seq   uint64 `json:"seq,omitempty"`
 	Index uint64 `json:"index,omitempty"`
@@ -99,6 +117,9 @@ type Event struct {
 	// orders the leases of a message.
 	Deadline int64       `json:"deadline,omitempty"`
 	Ranges   [][2]uint64 `json:"ranges,omitempty"` // offset: consumed [from, to) above Index, ascending
+	Pending  uint64      `json:"pending,omitempty"`
+	Version  uint64      `json:"version,omitempty"`
+	Usage    *Usage      `json:"usage,omitempty"`
 	Reason   string      `json:"reason,omitempty"` // free text: the code of a failed ack, how a consumer died
 }
 
@@ -136,13 +157,26 @@ func (e *Event) Validate() error {
 	case OpScanned:
 		need(e.Proc != "", "proc")
 		need(e.Topic != "", "topic")
-	case OpOffset, OpSubscribe, OpReset, OpDrain:
+	case OpOffset, OpSubscribe, OpReset, OpDrain, OpBalance:
 		need(e.Topic != "", "topic")
 		need(e.Group != "", "group")
-	case OpLost, OpGap:
+	case OpLost, OpGap, OpSkip:
 		need(e.Topic != "", "topic")
 		need(e.To > e.Index, "a range")
-		need(e.Op == OpLost || e.Proc != "", "proc")
+		need(e.Op != OpGap || e.Proc != "", "proc")
+		need(e.Op != OpSkip || e.Group != "", "group")
+	case OpMaster:
+		need(e.Proc != "", "proc")
+		need(e.Epoch != 0, "epoch")
+		need(e.Return != 0, "return")
+	case OpWrite, OpRead:
+		need(e.Proc != "", "proc")
+		need(e.Key != "", "key")
+		need(e.Op == OpRead || e.Hash != "", "hash")
+		need(e.Op == OpWrite || e.Return != 0, "return")
+	case OpUsage:
+		need(e.Proc != "", "proc")
+		need(e.Usage != nil, "usage")
 	case OpDie, OpAway:
 		need(e.Proc != "", "proc")
 	case OpCopy:
@@ -156,7 +190,7 @@ func (e *Event) Validate() error {
 	}
 	switch e.Result {
 	case OK, Failed, Unknown:
-		if e.Op != OpSend && e.Op != OpAck {
+		if e.Op != OpSend && e.Op != OpAck && e.Op != OpReset && e.Op != OpWrite {
 			errs = append(errs, fmt.Errorf("%s has no result", e.Op))
 		}
 		need(e.Return != 0, "return with a result")

@@ -13,7 +13,7 @@ func TestLost(t *testing.T) {
 		{Op: OpSend, Proc: "p", Topic: "t", ID: "c", Hash: "h", Index: 2, Call: 5, Return: 6, Result: OK},
 		{Op: OpRecv, Proc: "m", Topic: "t", Group: "g", ID: "a", Hash: "h", Lease: 1, Index: 0, Call: 10},
 		{Op: OpRecv, Proc: "m", Topic: "t", Group: "g", ID: "c", Hash: "h", Lease: 2, Index: 2, Call: 12},
-		{Op: OpAck, Proc: "m", Topic: "t", Group: "g", Lease: 1, Index: 0, Call: 13, Return: 14, Result: OK},
+		{Op: OpAck, Proc: "m", Topic: "t", Group: "g", Lease: 1, Index: 0, Call: 11, Return: 12, Result: OK},
 		{Op: OpAck, Proc: "m", Topic: "t", Group: "g", Lease: 2, Index: 2, Call: 13, Return: 14, Result: OK},
 		{Op: OpOffset, Topic: "t", Group: "g", Index: 3, Call: 15, Return: 16},
 		{Op: OpDrain, Topic: "t", Group: "g", Call: 20},
@@ -41,7 +41,7 @@ func TestLost(t *testing.T) {
 		{"trimmed before it was given", []Event{trimmed, gone}, []string{"C1"}},
 		{"more is told than is damaged", []Event{lost, more, seen}, []string{"C1"}},
 		{"the scan does not tell it", []Event{lost, told}, []string{"C4"}},
-		{"nothing is told at all", nil, []string{"C1", "C4", "C6"}},
+		{"nothing is told at all", nil, []string{"C1", "C4", "C6", "C7", "C10"}},
 	} {
 		if got, report := judge(slices.Concat(base, c.events, end)); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v\n%s", c.name, got, c.want, report)

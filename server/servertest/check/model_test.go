@@ -32,6 +32,12 @@ const (
 	storedTwice         bug = "batch stored twice"
 	endBeforeSync       bug = "ack answered before its sync"
 	readsUncommitted    bug = "reads what is not committed"
+	pendingForgotten    bug = "what came back is not counted as pending"
+	epochLate           bug = "writes in the epoch of the life before"
+	settingsStale       bug = "settings read from a cache"
+	settingsLost        bug = "settings not in the journal"
+	deadMembersKept     bug = "members that died are kept"
+	copyDiffers         bug = "copy with another record"
 )
 
 const (
@@ -43,7 +49,8 @@ const (
 )
 
 type modelRecord struct {
-	message   bool // else an ack
+	message   bool   // else an ack
+	setting   uint64 // not 0: sets the topic's settings to this version
 	partition int
 	index     uint64
 	sent      Event // whose message
@@ -92,6 +99,9 @@ type model struct {
 	leases   uint64
 	ids      int
 	woken    [modelPartitions]uint64 // pollSkip: where the last commit began
+	settings [2]uint64               // the version in force, and the one before
+	versions uint64                  // given to writes of settings
+	deaths   int
 
 	producers []*producer
 	consumers []*consumer
@@ -140,10 +150,16 @@ func runModel(seed uint64, b bug, steps int) []Event {
 	for i, g := range []string{"pay", "pay", "ship", "ship"} {
 		m.consumers = append(m.consumers, &consumer{group: g, name: fmt.Sprintf("%s-%d", g, i), member: uint32(i), fetchMode: g == "ship"})
 	}
+	m.usage()
+	m.serves()
 	for range steps {
 		m.step()
 	}
 	m.calm = true
+	for _, g := range []string{"pay", "ship"} {
+		m.observe(g)
+		m.balance(g)
+	}
 	// A broker with a bug may never come to rest.
 	for idle, all := 0, 0; idle < 400 && all < 4*steps+4000; idle, all = idle+1, all+1 {
 		n := len(m.events)
@@ -156,9 +172,88 @@ func runModel(seed uint64, b bug, steps int) []Event {
 	for _, g := range []string{"pay", "ship"} {
 		m.observe(g)
 		m.event(Event{Op: OpDrain, Topic: modelTopic, Group: g, Call: m.tick()})
+		m.balance(g)
 	}
+	m.serves()
 	m.scan()
+	m.copies()
+	m.usage()
 	return m.events
+}
+
+// serves says who is the master.
+func (m *model) serves() {
+	at := m.now
+	m.event(Event{Op: OpMaster, Proc: "broker", Epoch: m.epoch, Call: at, Return: m.tick()})
+}
+
+func (m *model) usage() {
+	u := Usage{Goroutines: 20, Open: 9, Files: 3, RSS: 30 << 20}
+	if m.planted(deadMembersKept) {
+		u.Goroutines += m.deaths
+	}
+	m.event(Event{Op: OpUsage, Proc: "broker", Usage: &u, Call: m.tick()})
+}
+
+// balance is what an administrator is told of a group.
+func (m *model) balance(group string) {
+	for p, g := range m.groups[group] {
+		n := uint64(0)
+		for i := g.offset; i < m.ends[p]; i++ {
+			if !g.consumed[i] {
+				n++
+			}
+		}
+		if m.planted(pendingForgotten) {
+			n = 0
+		}
+		m.event(Event{Op: OpBalance, Topic: modelTopic, Group: group, Partition: uint16(p), To: m.ends[p], Pending: n, Call: m.now, Return: m.now})
+	}
+}
+
+// copies are the journal's, of three nodes.
+func (m *model) copies() {
+	for n := range 3 {
+		for i, s := range m.segments {
+			h := fnv.New32a()
+			for _, r := range s.records[:s.synced] {
+				if m.planted(copyDiffers) && n == 2 && i == 1 {
+					r.index++
+				}
+				fmt.Fprintln(h, r.message, r.partition, r.index, r.epoch, r.sent.ID, r.from, r.to)
+			}
+			if s.synced > 0 {
+				m.event(Event{Op: OpCopy, Proc: fmt.Sprint("node-", n), Index: uint64(i * segmentRecords), To: uint64(i*segmentRecords + s.synced), Hash: fmt.Sprintf("%08x", h.Sum32()), Call: m.now})
+			}
+		}
+	}
+}
+
+// configure writes the topic's settings, or reads them.
+func (m *model) configure() {
+	e := Event{Op: OpRead, Proc: fmt.Sprint("admin-", m.rng.IntN(2)), Key: "topic " + modelTopic, Call: m.tick()}
+	if m.rng.IntN(3) > 0 {
+		v := m.settings[0]
+		if m.planted(settingsStale) && m.rng.IntN(4) == 0 {
+			v = m.settings[1]
+		}
+		if v != 0 {
+			e.Version, e.Hash = v, fmt.Sprint("settings ", v)
+		}
+		e.Return = m.tick()
+		m.event(e)
+		return
+	}
+	m.versions++
+	v := m.versions
+	e.Op, e.Hash = OpWrite, fmt.Sprint("settings ", v)
+	m.event(e)
+	m.append(modelRecord{setting: v}, func(ok, _ bool, _ modelRecord) {
+		if e.Result, e.Return = Unknown, m.tick(); ok {
+			e.Result, e.Version = OK, v
+		}
+		m.event(e)
+	})
 }
 
 func newModelGroup() *modelGroup {
@@ -183,6 +278,8 @@ func (m *model) step() {
 		m.consume(m.consumers[m.rng.IntN(len(m.consumers))])
 	case n < 94:
 		m.commit()
+	case n < 95:
+		m.configure()
 	case n < 97:
 		m.observe([]string{"pay", "ship"}[m.rng.IntN(2)])
 	case n < 98 && !m.calm:
@@ -261,6 +358,9 @@ func (m *model) append(r modelRecord, answer func(ok, unknown bool, r modelRecor
 	}
 	if r.message {
 		r.index, r.epoch = uint64(len(m.logs[r.partition])), m.epoch
+		if m.planted(epochLate) && m.epoch > 1 {
+			r.epoch--
+		}
 		m.logs[r.partition] = append(m.logs[r.partition], r)
 	}
 	s.records = append(s.records, r)
@@ -294,7 +394,9 @@ func (m *model) commit() {
 
 func (m *model) finish(w waiter) {
 	r := w.record
-	if !r.message {
+	if r.setting != 0 {
+		m.settings = [2]uint64{r.setting, m.settings[0]}
+	} else if !r.message {
 		m.apply(r)
 	} else if r.index >= m.ends[r.partition] {
 		m.ends[r.partition] = r.index + 1
@@ -348,9 +450,14 @@ func (m *model) crash() {
 			ps[i] = newModelGroup()
 		}
 	}
+	m.settings = [2]uint64{}
 	for _, s := range m.segments {
 		for _, r := range s.records {
 			switch {
+			case r.setting != 0:
+				if !m.planted(settingsLost) {
+					m.settings = [2]uint64{r.setting, m.settings[0]}
+				}
 			case r.message:
 				m.logs[r.partition] = append(m.logs[r.partition], r)
 			case !m.planted(offsetsNotPersisted):
@@ -377,6 +484,7 @@ func (m *model) crash() {
 	for _, c := range m.consumers {
 		c.drop()
 	}
+	m.serves()
 }
 
 // drop forgets a lease.
@@ -533,6 +641,7 @@ func (m *model) die(c *consumer) {
 	c.drop()
 	c.stuckTo = 0
 	c.lives++
+	m.deaths++
 }
 
 func (m *model) observe(group string) {

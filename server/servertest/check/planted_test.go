@@ -30,8 +30,17 @@ func TestPlanted(t *testing.T) {
 		{storedTwice, "C3"},
 		{endBeforeSync, "C6"},
 		{readsUncommitted, "C4"},
+		{pollSkip, "C7"},
+		{offsetsNotPersisted, "C8"},
+		{pendingForgotten, "C8"},
+		{epochLate, "C9"},
+		{settingsStale, "C10"},
+		{settingsLost, "C10"},
+		{leaseTwice, "C10"},
+		{deadMembersKept, "C11"},
+		{copyDiffers, "C4"},
 	} {
-		t.Run(string(p.bug), func(t *testing.T) {
+		t.Run(string(p.bug)+" by "+p.by, func(t *testing.T) {
 			all := seeds(10)
 			caught := map[string]int{}
 			any := 0

@@ -31,20 +31,29 @@ var Reasons = []Reason{ReasonAckUnknown, ReasonLeaseExpired, ReasonConsumerDied,
 
 // Result of one check.
 type CheckResult struct {
-	Name       string // C1 to C8
+	Name       string // C1 to C11
 	Title      string
 	Checked    int    // facts looked at; 0: the history has none
 	What       string // what the facts are
 	Violations int
-	Offenders  []string // the first ones
+	Offenders  []string  // the first ones
+	Subjects   []Subject // what each of them is about
 	Note       string
 }
 
-func (r *CheckResult) violate(format string, args ...any) {
+func (r *CheckResult) violate(about Subject, format string, args ...any) {
 	r.Violations++
 	if len(r.Offenders) < offendersMax {
 		r.Offenders = append(r.Offenders, fmt.Sprintf(format, args...))
+		r.Subjects = append(r.Subjects, about)
 	}
+}
+
+func (r *CheckResult) note(format string, args ...any) {
+	if r.Note != "" {
+		r.Note += ", "
+	}
+	r.Note += fmt.Sprintf(format, args...)
 }
 
 // Status is "ok", "VIOLATED" or "nothing to check".
@@ -66,7 +75,9 @@ type Report struct {
 	LogCopies                       int            // further copies in the log, explained
 	Duplicates                      map[Reason]int // further deliveries by reason; each is counted once, under its first one
 	Unexplained                     int
-	Checks                          []*CheckResult // C1 to C6; C7 and C8 where the history has copies, and epochs of records
+	AcksOK, AcksFailed, AcksUnknown int
+	Copies                          int            // ranges of copies of a journal that were compared, in C4
+	Checks                          []*CheckResult // C1 to C11
 }
 
 // OK says whether nothing was violated.
@@ -82,6 +93,11 @@ func (r *Report) Check(name string) *CheckResult {
 		}
 	}
 	return nil
+}
+
+// Unchecked names those checks, of the named ones, that found nothing to look at.
+func (r *Report) Unchecked(names ...string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { c := r.Check(name); return c != nil && c.Checked > 0 })
 }
 
 // Violated names the checks that found something.

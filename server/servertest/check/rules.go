@@ -3,6 +3,7 @@ package check
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -44,12 +45,8 @@ func (c *Checker) Report() *Report {
 		slices.SortFunc(g.deliveries, byIndex)
 		slices.SortFunc(g.resets, func(a, b observation) int { return cmp.Compare(a.call, b.call) })
 	}
-	r.Checks = []*CheckResult{c.noLoss(), c.noPhantom(), c.explained(r), c.indexes(), c.ordered(), c.ackState()}
-	if len(c.copies) > 0 {
-		r.Checks = append(r.Checks, c.sameCopies())
-	}
-	if t := c.terms(); t.Checked > 0 {
-		r.Checks = append(r.Checks, t)
+	r.Checks = []*CheckResult{
+		c.noLoss(), c.noPhantom(), c.explained(r), c.indexes(r), c.ordered(), c.ackState(), c.noSkip(), c.conserved(), c.fenced(), c.linear(), c.noLeak(),
 	}
 	return r
 }
@@ -76,7 +73,7 @@ func (c *Checker) noLoss() *CheckResult {
 				if got, ok := s.seen[a.at.index]; !ok && c.logs[a.at.logKey].isLost(a.at.index) {
 					lost++
 				} else if !ok || got != int32(i) {
-					out.violate("%s, ok at %s, returned %d: not in the scan by %s, begun %d", c.messages[i].id, c.placeName(a.at), a.ret, c.names.name(s.proc), s.call)
+					out.violate(c.ofMessage(int32(i)), "%s, ok at %s, returned %d: not in the scan by %s, begun %d", c.messages[i].id, c.placeName(a.at), a.ret, c.names.name(s.proc), s.call)
 				}
 			}
 		}
@@ -125,7 +122,7 @@ func (c *Checker) noLoss() *CheckResult {
 			out.Checked++
 			if !given[i] {
 				at, _ := m.okPlace()
-				out.violate("%s, ok at %s, returned %d: never given to group %s, drained at %d", m.id, c.placeName(at), m.returned(), c.names.name(k.group), last[k])
+				out.violate(c.ofMessage(int32(i)), "%s, ok at %s, returned %d: never given to group %s, drained at %d", m.id, c.placeName(at), m.returned(), c.names.name(k.group), last[k])
 			}
 		}
 	}
@@ -133,7 +130,7 @@ func (c *Checker) noLoss() *CheckResult {
 	for _, g := range c.gaps {
 		for i := g.from; i < g.to; i++ {
 			if l := c.logs[g.logKey]; l == nil || !l.isLost(i) {
-				out.violate("%s was told at %d that [%d, %d) of %s is lost, but index %d was not damaged", g.who, g.call, g.from, g.to, c.logName(g.logKey), i)
+				out.violate(c.ofLog(g.logKey, g.from, g.to), "%s was told at %d that [%d, %d) of %s is lost, but index %d was not damaged", g.who, g.call, g.from, g.to, c.logName(g.logKey), i)
 				break
 			}
 		}
@@ -159,7 +156,7 @@ func (c *Checker) noPhantom() *CheckResult {
 	for i := range c.messages {
 		m := &c.messages[i]
 		if m.differs != "" {
-			out.violate("%s: %s", m.id, m.differs)
+			out.violate(c.ofMessage(int32(i)), "%s: %s", m.id, m.differs)
 		}
 		if m.firstRead == math.MaxInt64 {
 			continue
@@ -167,11 +164,11 @@ func (c *Checker) noPhantom() *CheckResult {
 		out.Checked++
 		switch {
 		case !m.sent:
-			out.violate("%s: read by %s at %d, never sent", m.id, c.readerName(m.firstReader), m.firstRead)
+			out.violate(c.ofMessage(int32(i)), "%s: read by %s at %d, never sent", m.id, c.readerName(m.firstReader), m.firstRead)
 		case m.outcome() == Failed:
-			out.violate("%s: read by %s at %d, though its send failed", m.id, c.readerName(m.firstReader), m.firstRead)
+			out.violate(c.ofMessage(int32(i)), "%s: read by %s at %d, though its send failed", m.id, c.readerName(m.firstReader), m.firstRead)
 		case m.firstRead < m.called():
-			out.violate("%s: read by %s at %d, before it was sent at %d", m.id, c.readerName(m.firstReader), m.firstRead, m.called())
+			out.violate(c.ofMessage(int32(i)), "%s: read by %s at %d, before it was sent at %d", m.id, c.readerName(m.firstReader), m.firstRead, m.called())
 		}
 	}
 	return out
@@ -194,7 +191,7 @@ func (c *Checker) explained(r *Report) *CheckResult {
 			}
 			if m.outcome() != Failed { // that is a phantom
 				r.Unexplained += n - most
-				out.violate("%s: %d copies (%s), but its attempts can have left %d", m.id, n, strings.Join(where, ", "), most)
+				out.violate(c.ofMessage(int32(i)), "%s: %d copies (%s), but its attempts can have left %d", m.id, n, strings.Join(where, ", "), most)
 			}
 		} else if n > 1 {
 			r.LogCopies += n - 1
@@ -212,7 +209,7 @@ func (c *Checker) explained(r *Report) *CheckResult {
 				} else {
 					r.Unexplained++
 					p := &g.deliveries[i-1]
-					out.violate("%s, %s index %d: lease %d to %s at %d, again lease %d to %s at %d, without a reason", c.messages[d.message].id, c.groupName(g.groupKey), d.index,
+					out.violate(c.ofGroup(g, d.index, d.index+1), "%s, %s index %d: lease %d to %s at %d, again lease %d to %s at %d, without a reason", c.messages[d.message].id, c.groupName(g.groupKey), d.index,
 						p.lease, c.names.name(p.proc), p.call, d.lease, c.names.name(d.proc), d.call)
 				}
 			} else {
@@ -297,13 +294,13 @@ func (g *groupPartition) resetBetween(from, to int64) bool {
 }
 
 // indexes is C4.
-func (c *Checker) indexes() *CheckResult {
+func (c *Checker) indexes(r *Report) *CheckResult {
 	out := &CheckResult{Name: "C4", Title: "indexes", What: "indexes"}
 	for _, k := range c.sortedLogs() {
 		l := c.logs[k]
 		out.Checked += len(l.at)
-		for _, s := range l.conflicts {
-			out.violate("%s", s)
+		for _, p := range l.conflicts {
+			out.violate(p.about, "%s", p.text)
 		}
 		out.Violations += l.conflictN - len(l.conflicts)
 		// Increasing in real time: a send that began after another one returned has a higher index.
@@ -316,7 +313,7 @@ func (c *Checker) indexes() *CheckResult {
 				continue
 			}
 			if m.called() > earliest {
-				out.violate("%s at %s was sent at %d, after %s had returned at %d with a higher index", m.id, c.placeName(place{k, indexes[i]}), m.called(), c.messages[who].id, earliest)
+				out.violate(c.ofLog(k, indexes[i], indexes[i]+1).or(c.ofMessage(who)), "%s at %s was sent at %d, after %s had returned at %d with a higher index", m.id, c.placeName(place{k, indexes[i]}), m.called(), c.messages[who].id, earliest)
 			}
 			if t := m.returned(); t < earliest {
 				earliest, who = t, n
@@ -333,7 +330,7 @@ func (c *Checker) indexes() *CheckResult {
 	})
 	for _, s := range all {
 		for _, p := range s.problems {
-			out.violate("%s", p)
+			out.violate(p.about, "%s", p.text)
 		}
 		out.Violations += s.problemsN - len(s.problems)
 	}
@@ -350,11 +347,12 @@ func (c *Checker) indexes() *CheckResult {
 			for i := range g.deliveries {
 				d := &g.deliveries[i]
 				if d.index >= s.to && d.call < s.call {
-					out.violate("%s was given to %s at index %d, beyond the end %d of the later scan by %s", c.messages[d.message].id, c.groupName(g.groupKey), d.index, s.to, c.names.name(s.proc))
+					out.violate(c.ofGroup(g, d.index, d.index+1), "%s was given to %s at index %d, beyond the end %d of the later scan by %s", c.messages[d.message].id, c.groupName(g.groupKey), d.index, s.to, c.names.name(s.proc))
 				}
 			}
 		}
 	}
+	c.sameCopies(r, out)
 	// Leases: each is of one epoch. (That epochs do not go back is for scans to show: a lease may reach its holder late.)
 	for _, g := range c.sortedGroups() {
 		of := map[uint64]uint64{}
@@ -364,14 +362,35 @@ func (c *Checker) indexes() *CheckResult {
 			was, ok := of[d.lease]
 			switch {
 			case d.epoch == 0 && some:
-				out.violate("%s: lease %d at %d has no epoch, others have one", c.groupName(g.groupKey), d.lease, d.call)
+				out.violate(c.ofGroup(g, d.index, d.index+1), "%s: lease %d at %d has no epoch, others have one", c.groupName(g.groupKey), d.lease, d.call)
 			case ok && was != d.epoch:
-				out.violate("%s: lease %d is of epoch %d, and of epoch %d at %d", c.groupName(g.groupKey), d.lease, was, d.epoch, d.call)
+				out.violate(c.ofGroup(g, d.index, d.index+1), "%s: lease %d is of epoch %d, and of epoch %d at %d", c.groupName(g.groupKey), d.lease, was, d.epoch, d.call)
 			}
 			of[d.lease] = d.epoch
 		}
 	}
 	return out
+}
+
+// sameCopies: all copies of a journal have the same records.
+func (c *Checker) sameCopies(r *Report, out *CheckResult) {
+	ranges := slices.Collect(maps.Keys(c.copies))
+	slices.SortFunc(ranges, func(a, b copyKey) int {
+		return cmp.Or(cmp.Compare(c.names.name(a.brokerGroup), c.names.name(b.brokerGroup)), cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to))
+	})
+	for _, k := range ranges {
+		of := c.copies[k]
+		if len(of) > 1 {
+			out.Checked += len(of)
+			r.Copies += len(of)
+		}
+		for _, v := range of[1:] {
+			if v.hash != of[0].hash {
+				out.violate(Subject{Op: OpCopy, BrokerGroup: c.names.name(k.brokerGroup), From: k.from, To: k.to}, "records [%d, %d): %s has %s, and %s has %s", k.from, k.to,
+					c.names.name(of[0].proc), c.names.name(of[0].hash), c.names.name(v.proc), c.names.name(v.hash))
+			}
+		}
+	}
 }
 
 // firstCopyGone says whether readers of a log from start on may have met with a later copy of m first: the first one was trimmed
@@ -424,7 +443,7 @@ func (c *Checker) ordered() *CheckResult {
 					if l.key != 0 {
 						what += ", order key " + c.names.name(l.key)
 					}
-					out.violate("%s: %s, sequence %d of %s, comes after sequence %d (%s)", where, m.id, m.seq, what, c.messages[p].seq, c.messages[p].id)
+					out.violate(c.ofMessage(i).or(c.ofMessage(p)), "%s: %s, sequence %d of %s, comes after sequence %d (%s)", where, m.id, m.seq, what, c.messages[p].seq, c.messages[p].id)
 					break
 				}
 			}
@@ -466,7 +485,7 @@ func (c *Checker) ordered() *CheckResult {
 			if h, ok := home[k]; !ok {
 				home[k] = p
 			} else if h.logKey != p.logKey {
-				out.violate("%s: order key %s is at %s, and at %s", m.id, c.names.name(m.key), c.placeName(p), c.placeName(h))
+				out.violate(c.ofMessage(int32(i)), "%s: order key %s is at %s, and at %s", m.id, c.names.name(m.key), c.placeName(p), c.placeName(h))
 			}
 		}
 	}
@@ -506,15 +525,15 @@ func (c *Checker) ackRights(g *groupPartition, out *CheckResult) {
 				case held == nil || d.lease == a.lease || g.resetBetween(a.call, d.granted):
 				case c.apart(a.lease, d.lease, a.ret, d.granted) != "":
 				case d.granted < a.call && !g.endedByOther(index, a) && !g.resetBetween(d.since, d.granted):
-					out.violate("%s index %d: the ack by %s with lease %d was ok at %d, after the message was given with lease %d to %s at %d", name, index,
+					out.violate(c.ofGroup(g, index, index+1), "%s index %d: the ack by %s with lease %d was ok at %d, after the message was given with lease %d to %s at %d", name, index,
 						c.names.name(a.proc), a.lease, a.call, d.lease, c.names.name(d.proc), d.call)
 				case d.granted > a.ret:
-					out.violate("%s index %d: acked ok by %s with lease %d, returned %d, and given again with lease %d to %s at %d",
+					out.violate(c.ofGroup(g, index, index+1), "%s index %d: acked ok by %s with lease %d, returned %d, and given again with lease %d to %s at %d",
 						name, index, c.names.name(a.proc), a.lease, a.ret, d.lease, c.names.name(d.proc), d.call)
 				}
 			}
 			if held == nil {
-				out.violate("%s index %d: the ack of [%d, %d) by %s, member %d, with lease %d was ok at %d, but that lease did not give it the message", name, index,
+				out.violate(c.ofGroup(g, index, index+1), "%s index %d: the ack of [%d, %d) by %s, member %d, with lease %d was ok at %d, but that lease did not give it the message", name, index,
 					a.from, a.to, c.names.name(a.proc), a.member, a.lease, a.ret)
 				break
 			}
@@ -595,23 +614,23 @@ func (c *Checker) observations(g *groupPartition, out *CheckResult) {
 			}
 		}
 		if at, bad := unheard(max(base, checkedTo), o.index, o.ret); bad {
-			out.violate("%s: ack offset %d at %d, but index %d was not acked", name, o.index, o.call, at)
+			out.violate(c.ofGroup(g, at, at+1), "%s: ack offset %d at %d, but index %d was not acked", name, o.index, o.call, at)
 		}
 		checkedTo = max(checkedTo, o.index)
 		for _, span := range o.ranges {
 			if at, bad := unheard(span[0], span[1], o.ret); bad {
-				out.violate("%s: [%d, %d) is consumed at %d, but index %d was not acked", name, span[0], span[1], o.call, at)
+				out.violate(c.ofGroup(g, at, at+1), "%s: [%d, %d) is consumed at %d, but index %d was not acked", name, span[0], span[1], o.call, at)
 			}
 		}
 		k, _ := slices.BinarySearch(indexes, o.index)
 		for ; k < len(indexes); k++ {
 			if times[k].sure <= o.call && !covered(o, indexes[k]) {
-				out.violate("%s index %d: acked ok at %d, but not consumed at %d: ack offset %d, ranges %v", name, indexes[k], times[k].sure, o.call, o.index, o.ranges)
+				out.violate(c.ofGroup(g, indexes[k], indexes[k]+1), "%s index %d: acked ok at %d, but not consumed at %d: ack offset %d, ranges %v", name, indexes[k], times[k].sure, o.call, o.index, o.ranges)
 			}
 		}
 		if last != nil && last.ret <= o.call && !g.resetBetween(last.call, o.ret) {
 			if back, bad := movedBack(last, o); bad {
-				out.violate("%s: index %d was consumed at %d and is not at %d: from ack offset %d %v to %d %v", name, back, last.call, o.call, last.index, last.ranges, o.index, o.ranges)
+				out.violate(c.ofGroup(g, back, back+1), "%s: index %d was consumed at %d and is not at %d: from ack offset %d %v to %d %v", name, back, last.call, o.call, last.index, last.ranges, o.index, o.ranges)
 			}
 		}
 		last = o
@@ -665,63 +684,4 @@ func (c *Checker) apart(one, other uint64, t, u int64) Reason {
 // unmerged says whether no master may ever have heard of an ack.
 func (c *Checker) unmerged(a *ack) bool {
 	return a.lease&sideLease != 0 && slices.ContainsFunc(c.aways, func(w away) bool { return w.unmerged && w.ret == math.MaxInt64 && w.call <= a.ret })
-}
-
-// sameCopies is C7.
-func (c *Checker) sameCopies() *CheckResult {
-	out := &CheckResult{Name: "C7", Title: "copies", What: "ranges of copies"}
-	ranges := make([][2]uint64, 0, len(c.copies))
-	for k := range c.copies {
-		ranges = append(ranges, k)
-	}
-	slices.SortFunc(ranges, func(a, b [2]uint64) int { return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(a[1], b[1])) })
-	for _, k := range ranges {
-		of := c.copies[k]
-		if len(of) > 1 {
-			out.Checked += len(of)
-		}
-		for _, v := range of[1:] {
-			if v.hash != of[0].hash {
-				out.violate("records [%d, %d): %s has %s, and %s has %s", k[0], k[1], c.names.name(of[0].proc), c.names.name(of[0].hash), c.names.name(v.proc), c.names.name(v.hash))
-			}
-		}
-	}
-	return out
-}
-
-// terms is C8: terms of ok sends in the order of time. It needs scans that say the epochs of records.
-func (c *Checker) terms() *CheckResult {
-	out := &CheckResult{Name: "C8", Title: "terms", What: "ok sends"}
-	type send struct {
-		attempt
-		term    uint64
-		message int32
-	}
-	var byCall, byReturn []send
-	for i := range c.messages {
-		m := &c.messages[i]
-		for _, a := range m.attempts {
-			if l := c.logs[a.at.logKey]; a.result == OK && l != nil && l.epochs[a.at.index] != 0 && len(m.attempts) == 1 {
-				byCall = append(byCall, send{a, l.epochs[a.at.index] >> 32, int32(i)})
-			}
-		}
-	}
-	byReturn = slices.Clone(byCall)
-	slices.SortFunc(byCall, func(a, b send) int { return cmp.Compare(a.call, b.call) })
-	slices.SortFunc(byReturn, func(a, b send) int { return cmp.Compare(a.ret, b.ret) })
-	var highest send
-	at := 0
-	for _, s := range byCall {
-		for ; at < len(byReturn) && byReturn[at].ret < s.call; at++ {
-			if byReturn[at].term > highest.term {
-				highest = byReturn[at]
-			}
-		}
-		out.Checked++
-		if s.term < highest.term {
-			out.violate("%s, sent at %d, was ok in term %d, after %s was ok in term %d at %d", c.messages[s.message].id, s.call, s.term,
-				c.messages[highest.message].id, highest.term, highest.ret)
-		}
-	}
-	return out
 }
