@@ -10,6 +10,7 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/offset"
 	"github.com/jmqio/jmq/server/servertest/check"
 	"github.com/jmqio/jmq/server/store"
@@ -110,8 +111,14 @@ func (c *campaign) scan(st *local.Store, topic string, p store.Partition, at int
 					continue // trimmed, and its batch is not
 				}
 				m := it.View.Message()
+				var epoch journal.Epoch
+				if !c.o.depth { // else it may be that of the record that carried it forward
+					if _, epoch, err = st.Written(p, index.Index(b.FirstIndex()+uint64(it.Slot()))); err != nil {
+						return err
+					}
+				}
 				events = append(events, check.Event{
-					Op: check.OpScan, Proc: "disk", Topic: topic, Partition: p.Partition, Index: b.FirstIndex() + uint64(it.Slot()),
+					Op: check.OpScan, Proc: "disk", Topic: topic, Partition: p.Partition, Index: b.FirstIndex() + uint64(it.Slot()), Epoch: uint64(epoch),
 					ID: ulid.ULID(m.ID).String(), Key: m.OrderKey, Seq: seqOf(m.Headers), Hash: hash(m.Body), Call: at,
 				})
 			}

@@ -17,8 +17,8 @@ type fate uint8
 const (
 	pending fate = iota
 	perhaps      // it may have ended: its ack is of unknown outcome, or the group was moved meanwhile
-	acked
 	skipped
+	acked
 	fates
 )
 
@@ -115,6 +115,7 @@ func (c *Checker) fates(g *groupPartition, b *balance, out *CheckResult) ([]fate
 			f = perhaps
 		case moved != nil && a.call <= moved.ret:
 			if f = perhaps; clear && a.ret < moved.call {
+				set(a.from, min(a.to, moved.index), acked)
 				continue
 			}
 		}

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// master is a broker that served as one.
+// master is a broker that served as one, or (proc 0) one that gave a lease.
 type master struct {
 	proc, brokerGroup uint32
 	epoch             uint64
@@ -30,6 +30,20 @@ func (c *Checker) fenced() *CheckResult {
 		masters[m.brokerGroup] = append(masters[m.brokerGroup], m)
 		out.Checked++
 	}
+	// Who gave a lease of an epoch served in it before the lease came.
+	for _, g := range c.sortedGroups() {
+		if l := c.logs[g.logKey]; l != nil && len(l.epochs) > 0 {
+			seen := map[uint64]int64{}
+			for i := range g.deliveries {
+				if d := &g.deliveries[i]; d.epoch != 0 && d.lease&sideLease == 0 && (seen[d.epoch] == 0 || d.granted < seen[d.epoch]) {
+					seen[d.epoch] = d.granted
+				}
+			}
+			for epoch, t := range seen {
+				masters[l.brokerGroup] = append(masters[l.brokerGroup], master{brokerGroup: l.brokerGroup, epoch: epoch, span: span{t, t}})
+			}
+		}
+	}
 	for _, name := range slices.Sorted(slices.Values(c.names.names)) { // in the order of names
 		bg := c.names.numbers[name]
 		c.oneWriter(masters[bg], out)
@@ -48,6 +62,9 @@ func (c *Checker) oneWriter(masters []master, out *CheckResult) {
 	first := map[uint64]*master{}
 	for i := range masters {
 		m := &masters[i]
+		if m.proc == 0 {
+			continue
+		}
 		if f := first[m.epoch]; f == nil {
 			first[m.epoch] = m
 		} else if f.proc != m.proc {
@@ -81,8 +98,12 @@ func (c *Checker) noneLower(sends []okSend, masters []master, out *CheckResult) 
 			out.violate(c.ofMessage(s.message).or(c.ofMessage(ok.message)), "%s, sent at %d, was ok in term %d, after %s was ok in term %d at %d", c.messages[s.message].id, s.call, s.epoch>>32,
 				c.messages[ok.message].id, ok.epoch>>32, ok.ret)
 		case s.epoch < served.epoch:
+			who := c.names.name(served.proc)
+			if served.proc == 0 {
+				who = "who gave a lease"
+			}
 			out.violate(c.ofMessage(s.message).with(OpMaster), "%s, sent at %d, was ok in epoch %d, though %s served in epoch %d at %d", c.messages[s.message].id, s.call, s.epoch,
-				c.names.name(served.proc), served.epoch, served.ret)
+				who, served.epoch, served.ret)
 		}
 	}
 }

@@ -130,7 +130,7 @@ func (r *Report) Print(w io.Writer) {
 	fmt.Fprintf(w, "history: %d events, %d messages (%d ok, %d failed, %d unknown), %d deliveries, %d restarts\n",
 		r.Events, r.Messages, r.SentOK, r.SentFailed, r.SentUnknown, r.Deliveries, r.Restarts)
 	for _, c := range r.Checks {
-		fmt.Fprintf(w, "%s %-22s %-16s %8d %s", c.Name, c.Title, c.Status(), c.Checked, c.What)
+		fmt.Fprintf(w, "%-3s %-22s %-16s %8d %s", c.Name, c.Title, c.Status(), c.Checked, c.What)
 		if c.Violations > 0 {
 			fmt.Fprintf(w, ", %d violations", c.Violations)
 		}

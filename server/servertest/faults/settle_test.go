@@ -104,6 +104,7 @@ func (x *trial) judge() *check.Report {
 		x.event(check.Event{Op: check.OpDrain, Topic: topic, Group: group, Call: now()})
 	}
 	x.observe(admin)
+	x.balance(admin)
 	x.stop()
 	x.working.Wait()
 	x.g.SameEnds()
@@ -169,6 +170,38 @@ func (x *trial) observe(admin *client.Client) {
 				x.event(e)
 			}
 		}
+	}
+}
+
+// balance notes what the group is said to have left.
+func (x *trial) balance(admin *client.Client) {
+	x.t.Helper()
+	for _, topic := range topics {
+		ctx, cancel := context.WithTimeout(context.Background(), recoverMost)
+		e := check.Event{Op: check.OpBalance, Topic: topic, Group: group, Call: now()}
+		lags, err := admin.GroupLag(ctx, topic, group)
+		cancel()
+		if err != nil {
+			x.t.Errorf("group lag: %v", err)
+		}
+		e.Return = now()
+		for _, l := range lags {
+			e.Partition, e.Index, e.To, e.Pending = l.Partition, l.First, l.End, l.Lag
+			x.event(e)
+		}
+	}
+}
+
+// masters notes who serves as master, again and again, until ctx ends.
+func (x *trial) masters(ctx context.Context) {
+	for ctx.Err() == nil {
+		call := now()
+		for name, st := range x.g.Status() {
+			if st.GetRole() == "master" {
+				x.event(check.Event{Op: check.OpMaster, Proc: name, Epoch: st.GetEpoch(), Call: call, Return: now()})
+			}
+		}
+		pause(ctx, 20*time.Millisecond)
 	}
 }
 

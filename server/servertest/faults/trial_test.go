@@ -108,6 +108,7 @@ func newTrial(t testing.TB, s shape, seed uint64) *trial {
 		}
 		x.working.Go(func() { k.run(x.consuming) })
 	}
+	x.working.Go(func() { x.masters(x.consuming) })
 	return x
 }
 
