@@ -5,7 +5,7 @@
 #
 #   make check    what must be green before a commit: build, format, vet, staticcheck, generated code, tests with -race
 #   make bench    disk, limit and broker, interleaved, as one table
-#   make bench-full   a large backlog, many topics, recycled segments, a restart: ROWS=backlog,topics
+#   make bench-full   a large backlog, many topics, recycled segments, a restart, slaves, fail-over: ROWS=backlog,topics
 #   make demo     send an order log while the broker is killed: make demo ORDERS=FILE; RETAIN=1: with a limit for its folder;
 #                 CLUSTER=1: through a cluster whose database, registry nodes and brokers are killed (scripts/cluster runs one)
 #   make chaos    schedules of faults on clusters of real processes: make chaos N=1000 FAULTS=kill,pause,slave SEED=1 RESUME=FILE

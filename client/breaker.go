@@ -7,10 +7,10 @@ import (
 )
 
 const (
-	breakerFailures = 3                      // in a row, which open it
-	breakerMin      = 500 * time.Millisecond // open for so long at first, twice as long each time that a trial fails
-	breakerMax      = 15 * time.Second       // so what is good again is used within that time
-	breakerTrial    = 3 * time.Second        // within which the outcome of a trial is there
+	breakerFailures = 3                     // in a row, which open it
+	breakerMin      = 50 * time.Millisecond // open for so long at first, twice as long each time that a trial fails
+	breakerMax      = 15 * time.Second      // so what is good again is used within that time
+	breakerTrial    = 3 * time.Second       // within which the outcome of a trial is there
 )
 
 // breaker says whether sends that have a choice should go to a broker group. It opens when several in a row fail, or one has no

@@ -293,6 +293,33 @@ func TestBreaker(t *testing.T) {
 	})
 }
 
+// The trial that the news of another master allows comes before that serves: the next ones follow soon, so that a planned hand-over stays
+// under half a second.
+func TestBreakerHandOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var b breaker
+		for range breakerFailures {
+			b.failed(false)
+		}
+		b.back()
+		named := time.Now()
+		const serves = 300 * time.Millisecond // after it was named
+		for !b.closed() {
+			switch {
+			case !b.allow():
+				time.Sleep(time.Millisecond)
+			case time.Since(named) < serves:
+				b.failed(false)
+			default:
+				b.succeeded()
+			}
+		}
+		if d := time.Since(named); d > 500*time.Millisecond {
+			t.Errorf("used again after %v", d)
+		}
+	})
+}
+
 // A topic that cannot be replicated at a broker group keeps no other topic from it.
 func TestNotReplicated(t *testing.T) {
 	inBubble(t, 2, 1, func(t *testing.T, c *fakeCluster) {

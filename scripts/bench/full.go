@@ -44,6 +44,8 @@ type fullSize struct {
 	segment         int64         // bytes of a segment where the disk's bytes are counted
 	device, pass    time.Duration // one measurement of that, and how often its broker lets go
 	metadata        metadataSize
+	failOver        failOverSize
+	catchUp         catchUpSize
 }
 
 // metadataSize is how much a registry node holds, and for how many.
@@ -54,8 +56,10 @@ type metadataSize struct {
 }
 
 var (
-	fullReal  = fullSize{20, 7, 1200 * time.Millisecond, 300 * time.Millisecond, 10_000_000, 100, []int{1000, 10_000}, 10 << 30, 3, 128 << 20, 8 * time.Second, 4 * time.Second, metadataSize{5000, 2000, 20_000, 10_000, 10 * time.Second}}
-	fullSmoke = fullSize{1, 1, 150 * time.Millisecond, 50 * time.Millisecond, 20_000, 100, []int{20, 50}, 4 << 20, 1, 1 << 20, 150 * time.Millisecond, 50 * time.Millisecond, metadataSize{50, 20, 200, 20, 50 * time.Millisecond}}
+	fullReal = fullSize{20, 7, 1200 * time.Millisecond, 300 * time.Millisecond, 10_000_000, 100, []int{1000, 10_000}, 10 << 30, 3, 128 << 20, 8 * time.Second, 4 * time.Second, metadataSize{5000, 2000, 20_000, 10_000, 10 * time.Second},
+		failOverSize{3, 3 * time.Second, 1000}, catchUpSize{3, 2 << 30, 3 * time.Second, 512 << 20}}
+	fullSmoke = fullSize{1, 1, 150 * time.Millisecond, 50 * time.Millisecond, 20_000, 100, []int{20, 50}, 4 << 20, 1, 1 << 20, 150 * time.Millisecond, 50 * time.Millisecond, metadataSize{50, 20, 200, 20, 50 * time.Millisecond},
+		failOverSize{1, time.Second, 100}, catchUpSize{1, 8 << 20, 200 * time.Millisecond, 4 << 20}}
 )
 
 // partitionsOfMany is how many partitions each of many topics has.
@@ -64,7 +68,8 @@ const partitionsOfMany = 4
 var fullRows = []struct {
 	name string
 	run  func(*full, context.Context) error
-}{{"backlog", (*full).backlog}, {"topics", (*full).topics}, {"identity", (*full).identity}, {"registry", (*full).registry}, {"slave", (*full).slave}}
+}{{"backlog", (*full).backlog}, {"topics", (*full).topics}, {"identity", (*full).identity}, {"registry", (*full).registry}, {"slave", (*full).slave}, {"catch-up", (*full).catchUp},
+	{"fail-over", (*full).failOver}}
 
 // line is one figure of the table.
 type line struct {
@@ -74,8 +79,9 @@ type line struct {
 	Samples   []float64 // of the figure: ratios Got/Base, or values
 	Low, Mid  float64   // the median with its interval
 	High      float64
-	Goal      float64 // 0: for information
-	AtMost    bool    // the goal is a bound from above
+	Judged    bool // by Goal; else it is for information
+	Goal      float64
+	AtMost    bool // the goal is a bound from above
 }
 
 func newLine(row, what, unit string, samples []float64) line {
@@ -84,8 +90,8 @@ func newLine(row, what, unit string, samples []float64) line {
 	return l
 }
 
-func (l line) atLeast(goal float64) line { l.Goal = goal; return l }
-func (l line) atMost(goal float64) line  { l.Goal, l.AtMost = goal, true; return l }
+func (l line) atLeast(goal float64) line { l.Judged, l.Goal = true, goal; return l }
+func (l line) atMost(goal float64) line  { l.Judged, l.Goal, l.AtMost = true, goal, true; return l }
 
 // interval is the median with its 95 % interval, by the ranks that a coin's tosses would give; of fewer than six samples it is
 // all of them.
@@ -108,7 +114,7 @@ func interval(samples []float64) (low, mid, high float64) {
 
 func (l line) verdict() string {
 	switch {
-	case l.Goal == 0:
+	case !l.Judged:
 		return ""
 	case l.AtMost && l.High <= l.Goal, !l.AtMost && l.Low >= l.Goal:
 		return "reached"
@@ -185,7 +191,7 @@ func runFull(ctx context.Context, binary, out, data, rows string, size fullSize,
 		}
 		last = l.Row
 		goal := ""
-		if l.Goal != 0 {
+		if l.Judged {
 			goal = map[bool]string{true: "<= ", false: ">= "}[l.AtMost] + figure(l.Goal) + " " + l.Unit
 		}
 		of, to := "", ""

@@ -32,6 +32,7 @@ func TestIntervalAndVerdict(t *testing.T) {
 		{newLine("", "", "", []float64{0.95, 1}).atLeast(0.95), "reached"}, {newLine("", "", "", []float64{0.94, 1}).atLeast(0.95), "not decided"},
 		{newLine("", "", "", []float64{0.9, 0.94}).atLeast(0.95), "missed"}, {newLine("", "", "", []float64{299, 300}).atMost(300), "reached"},
 		{newLine("", "", "", []float64{299, 301}).atMost(300), "not decided"}, {newLine("", "", "", []float64{301}).atMost(300), "missed"},
+		{newLine("", "", "", []float64{0, 0}).atMost(0), "reached"}, {newLine("", "", "", []float64{0, 1}).atMost(0), "not decided"}, {newLine("", "", "", []float64{1}).atMost(0), "missed"},
 		{newLine("", "", "", []float64{1}), ""}, {newLine("", "", "", nil).atLeast(1), "not decided"},
 	} {
 		if got := c.l.verdict(); got != c.want {
@@ -70,7 +71,7 @@ func TestPlotFull(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "full.svg")
 	lines := []line{
 		newLine("a", "more & <better>", "x", []float64{0.5, 1, 2}).atLeast(0.9), newLine("a", "less", "s", []float64{0}).atMost(2),
-		newLine("a", "nothing", "x", nil).atLeast(1), newLine("a", "no goal", "x", []float64{1}),
+		newLine("a", "nothing", "x", nil).atLeast(1), newLine("a", "none", "sends", []float64{0, 3}).atMost(0), newLine("a", "no goal", "x", []float64{1}),
 	}
 	if err := plotFull(file, lines); err != nil {
 		t.Fatal(err)

@@ -61,7 +61,7 @@ func main() {
 	warmUp := flag.Duration("warm-up", time.Second, "load before measuring")
 	only := flag.String("rows", "", "only these rows, by comma: 1x1,64x1")
 	data := flag.String("data", "", "folder on the disk to measure (default: temporary)")
-	inFull := flag.Bool("full", false, "the rows of make bench-full instead: backlog, topics, identity, registry, slave")
+	inFull := flag.Bool("full", false, "the rows of make bench-full instead: backlog, topics, identity, registry, slave, catch-up, fail-over")
 	smoke := flag.Bool("smoke", false, "one short round of every row: shows that it runs, measures nothing")
 	flag.Parse()
 	if *smoke {

@@ -58,12 +58,15 @@ func plotFull(name string, lines []line) error {
 	most := 2.0
 	var goals []line
 	for _, l := range lines {
-		if l.Goal != 0 && len(l.Samples) > 0 {
+		if l.Judged && len(l.Samples) > 0 {
 			goals = append(goals, l)
 		}
 	}
 	share := func(l line, v float64) float64 {
-		if l.AtMost {
+		switch {
+		case l.AtMost && l.Goal == 0: // there is to be none
+			return map[bool]float64{true: 1}[v == 0]
+		case l.AtMost:
 			return l.Goal / max(v, l.Goal/100)
 		}
 		return v / l.Goal
