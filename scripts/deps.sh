@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the tests need beside Go: MariaDB, as binaries without a service (scripts/testenv starts it). As root on
-# Debian it installs; elsewhere it prints the line to run and fails only where the tests cannot do without.
+# Installs what the tests need beside Go: MariaDB, as binaries without a service (scripts/testenv starts it), and what makes file systems
+# (scripts/chaos has disks of its own). As root on Debian it installs; elsewhere it prints the line to run and fails only where the tests cannot do without.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 for tool in git "${GO:-go}"; do
@@ -12,16 +12,16 @@ if ! command -v gcc >/dev/null; then
 fi
 
 # Not mariadb-server: that one brings a service which would start by itself, here or at the next boot.
-packages=(mariadb-server-core mariadb-client-core)
+packages=(mariadb-server-core mariadb-client-core e2fsprogs xfsprogs)
 
 have() { # a program, also where a user's PATH does not look
-	command -v "$1" >/dev/null || test -x "/usr/sbin/$1" || test -x "/usr/libexec/$1"
+	command -v "$1" >/dev/null || test -x "/usr/sbin/$1" || test -x "/sbin/$1" || test -x "/usr/libexec/$1"
 }
 
 if [ -n "${JMQ_TEST_MYSQL:-}" ] && ! have mariadbd; then
 	echo "deps: MariaDB is missing; JMQ_TEST_MYSQL names a server, so only the tests that stop and kill one need it"
-elif have mariadbd && have mariadb-install-db; then
-	:
+elif have mariadbd && have mariadb-install-db && { have mkfs.ext4 && have mkfs.xfs || [ "$(id -u)" != 0 ]; }; then
+	: # only root can mount file systems
 elif [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
 	echo "deps: installing ${packages[*]}"
 	export DEBIAN_FRONTEND=noninteractive

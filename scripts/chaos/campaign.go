@@ -10,10 +10,12 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/jmqio/jmq/scripts/chaos/disk"
 	"github.com/jmqio/jmq/scripts/chaos/netns"
 )
 
@@ -104,6 +106,12 @@ func runCommand(args []string) int {
 		fmt.Fprintln(os.Stderr, "chaos run:", err)
 		return exitBad
 	}
+	if slices.ContainsFunc(c.kinds, func(k *kind) bool { return k.disk != nil }) {
+		if err := disk.EnterMounts(); err != nil && (c.require || !missing(err)) { // what is missing is told by the disks
+			fmt.Fprintln(os.Stderr, "chaos run:", err)
+			return exitBad
+		}
+	}
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
 	if err = c.run(ctx); err != nil {
@@ -164,7 +172,7 @@ func (c *campaign) run(ctx context.Context) error {
 				n++
 			}
 			err := c.life(ctx, k, left[i][:n])
-			if !c.require && errors.Is(err, netns.ErrMissing) {
+			if !c.require && missing(err) {
 				fmt.Fprintf(c.out, "%s: left out: %v\n", k.name, err)
 				n, err = len(left[i]), nil
 			}
@@ -180,6 +188,11 @@ func (c *campaign) run(ctx context.Context) error {
 		fmt.Fprintln(c.out, "FAILED:", f)
 	}
 	return context.Cause(ctx)
+}
+
+// missing says whether err is of what this machine does not have.
+func missing(err error) bool {
+	return errors.Is(err, netns.ErrMissing) || errors.Is(err, disk.ErrMissing)
 }
 
 // shapeOf is that of the cluster on which a seed runs.
@@ -199,8 +212,8 @@ func (c *campaign) life(ctx context.Context, k *kind, seeds []uint64) (err error
 	begun := time.Now()
 	t, err := c.begin(ctx, k, s, dir)
 	if err != nil {
-		stop := t.end()
-		if errors.Is(err, netns.ErrMissing) {
+		stop := errors.Join(t.end(), t.close())
+		if missing(err) {
 			return errors.Join(err, os.RemoveAll(dir))
 		}
 		return errors.Join(fmt.Errorf("start a cluster for %s: %w; see %s", k.name, err, dir), stop)
@@ -234,6 +247,7 @@ func (c *campaign) life(ctx context.Context, k *kind, seeds []uint64) (err error
 		t.autopsy()
 		t.judge(&rows[len(rows)-1])
 	}
+	err = errors.Join(err, t.keepDisks(), t.close())
 	if err != nil {
 		return fmt.Errorf("%s, seed %d: %w; see %s", k.name, seeds[len(rows)], err, dir)
 	}

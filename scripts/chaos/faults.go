@@ -2,11 +2,15 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"hash/fnv"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/jmqio/jmq/client/admin"
+	"github.com/jmqio/jmq/scripts/chaos/disk"
 	"github.com/jmqio/jmq/scripts/chaos/netns"
 	"github.com/jmqio/jmq/scripts/localcluster"
 	"github.com/jmqio/jmq/server/servertest/check"
@@ -29,7 +33,9 @@ type kind struct {
 	// shapes that a cluster of it may have; nil: any.
 	shapes []shape
 	// apart: each node is a host of its own on a network that can be cut.
-	apart  bool
+	apart bool
+	// disk that each broker has; nil: a folder of this machine's.
+	disk   *disk.Options
 	faults []fault
 }
 
@@ -158,6 +164,238 @@ var kinds = []kind{
 			return nil
 		}},
 	}},
+	{name: "power-ext4", shapes: small, disk: &disk.Options{}, faults: powers},
+	{name: "power-xfs", shapes: small, disk: &disk.Options{XFS: true}, faults: powers},
+	{name: "power-cache", shapes: small, disk: &disk.Options{Volatile: true}, faults: powers},
+	{name: "disk-full", shapes: small, disk: &disk.Options{}, faults: []fault{
+		{name: "the master's disk is full", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.full(ctx, masterOf) }},
+		{name: "the slave's disk is full", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.full(ctx, slaveOf) }},
+		{name: "the disks of a broker group are full", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.full(ctx, groupOf) }},
+		{name: "the master's disk is full, and it is killed and started", away: bothWays, do: func(ctx context.Context, t *trial) error {
+			group := t.group()
+			t.fixed = group
+			defer func() { t.fixed = "" }()
+			m, err := t.master(ctx, group)
+			if err != nil {
+				return err
+			}
+			if err := t.full(ctx, masterOf); err != nil {
+				return err
+			}
+			m.Kill()
+			if err := m.Begin(); err != nil {
+				return err
+			}
+			t.hold(ctx, 0, 1000)
+			return nil
+		}},
+	}},
+	{name: "disk-slow", shapes: small, disk: &disk.Options{Volatile: true}, faults: []fault{
+		{name: "the master's disk is slow", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.slow(ctx, masterOf) }},
+		{name: "the slave's disk is slow", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.slow(ctx, slaveOf) }},
+		{name: "the disks of a broker group are slow", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.slow(ctx, groupOf) }},
+		{name: "the slow master is killed", away: bothWays, do: func(ctx context.Context, t *trial) error {
+			group := t.group()
+			t.fixed = group
+			defer func() { t.fixed = "" }()
+			m, err := t.master(ctx, group)
+			if err != nil {
+				return err
+			}
+			if err := t.slow(ctx, masterOf); err != nil {
+				return err
+			}
+			m.Kill()
+			return nil
+		}},
+	}},
+	{name: "disk-error", shapes: small, disk: &disk.Options{Volatile: true}, faults: []fault{
+		{name: "writes fail at the master", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.failing(ctx, masterOf) }},
+		{name: "writes fail at the slave", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.failing(ctx, slaveOf) }},
+		{name: "writes fail in a broker group", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.failing(ctx, groupOf) }},
+	}},
+	{name: "two-masters", apart: true, shapes: []shape{{1, 2, true}, {1, 1, false}, {2, 1, false}, {1, 2, true}}, faults: []fault{
+		{name: "the master is paused until another serves", away: bothWays, do: func(ctx context.Context, t *trial) error {
+			return t.replaced(ctx, func(m *localcluster.Node) { m.Pause() })
+		}},
+		{name: "the master is cut off until another serves", away: bothWays, do: func(ctx context.Context, t *trial) error {
+			return t.replaced(ctx, func(m *localcluster.Node) { t.network.Isolate(m.Name, cut) })
+		}},
+		{name: "the master is cut off from all but the clients until another serves", away: bothWays, do: func(ctx context.Context, t *trial) error {
+			return t.replaced(ctx, func(m *localcluster.Node) {
+				for _, n := range t.Nodes {
+					if n != m {
+						t.network.SetBoth(m.Name, n.Name, cut)
+					}
+				}
+			})
+		}},
+		{name: "the master is killed, and comes back when another serves", away: bothWays, do: func(ctx context.Context, t *trial) error {
+			return t.replaced(ctx, func(m *localcluster.Node) { m.Kill() })
+		}},
+		{name: "the master hands over under load", away: bothWays, do: func(ctx context.Context, t *trial) error {
+			g := t.group()
+			if err := t.well(ctx); err != nil {
+				return err
+			}
+			asking, cancel := context.WithTimeout(ctx, recoverWithin)
+			defer cancel()
+			_, err := admin.New(t.admin).Operate(asking, admin.Operation{BrokerGroup: g, Action: admin.Transfer, Reason: "chaos"})
+			return err
+		}},
+	}},
+}
+
+// replaced does something to a master, and has another one in its place: the registry names it, or on a fixed broker group an operator, who takes
+// the old one as off. Then the old one comes back, and knows of nothing.
+func (t *trial) replaced(ctx context.Context, what func(m *localcluster.Node)) error {
+	group := t.group()
+	m, err := t.master(ctx, group)
+	if err != nil {
+		return err
+	}
+	t.hold(ctx, 50, 500)
+	what(m)
+	t.hold(ctx, 0, 1000)
+	if !t.auto {
+		asking, cancel := context.WithTimeout(ctx, recoverWithin)
+		defer cancel()
+		o, err := admin.New(t.admin).Operate(asking, admin.Operation{BrokerGroup: group, Action: admin.Promote, Off: []string{m.Name}, Reason: "chaos"})
+		if err != nil {
+			return fmt.Errorf("promote %s: %w", group, err)
+		}
+		if !o.Done { // something would be lost: nobody is promoted
+			t.happened[len(t.happened)-1] += " (refused)"
+			return nil
+		}
+	}
+	err = t.await(ctx, "another master of "+group, func() bool {
+		return slices.ContainsFunc(t.of(group), func(b *localcluster.Node) bool { return b != m && t.look(ctx, b).role == "master" })
+	})
+	t.hold(ctx, 0, 1500)
+	return err
+}
+
+// small clusters have disks of their own, which take memory.
+var small = []shape{{1, 1, false}, {1, 2, false}, {2, 1, false}, {1, 2, true}}
+
+// powers are losses of power, of whole machines: their disks and what their memory had.
+var powers = []fault{
+	{name: "power of the master", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.power(ctx, 0, masterOf) }},
+	{name: "power of the master, a slave serves", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.power(ctx, 2500*time.Millisecond, masterOf) }},
+	{name: "power of the slave", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.power(ctx, 0, slaveOf) }},
+	{name: "power of a broker group", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.power(ctx, 0, groupOf) }},
+	{name: "power of all", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.power(ctx, 0, allBrokers) }},
+	{name: "power of the master, and again while it starts", away: bothWays, do: func(ctx context.Context, t *trial) error {
+		m, err := t.master(ctx, t.group())
+		if err != nil {
+			return err
+		}
+		same := func(context.Context, *trial) ([]*localcluster.Node, error) { return []*localcluster.Node{m}, nil }
+		if err := t.power(ctx, 0, same); err != nil {
+			return err
+		}
+		for range 1 + t.rng.IntN(2) {
+			if err := t.heal(ctx); err != nil {
+				return err
+			}
+			t.hold(ctx, 0, 300)
+			if err := t.powerNow(m); err != nil {
+				return err
+			}
+		}
+		return nil
+	}},
+	{name: "power of the master without its slaves", away: bothWays, do: func(ctx context.Context, t *trial) error {
+		group := t.group()
+		m, err := t.master(ctx, group)
+		if err != nil {
+			return err
+		}
+		for _, n := range t.of(group) {
+			if n != m {
+				n.Kill()
+			}
+		}
+		t.hold(ctx, 0, 2000)
+		return t.powerNow(m)
+	}},
+}
+
+// power takes that of nodes at a moment of its own, and leaves them without it so long.
+func (t *trial) power(ctx context.Context, dead time.Duration, of victims) error {
+	nodes, err := of(ctx, t)
+	if err != nil {
+		return err
+	}
+	t.hold(ctx, 50, 500)
+	if err := t.powerNow(nodes...); err != nil {
+		return err
+	}
+	pause(ctx, dead)
+	return nil
+}
+
+func (t *trial) powerNow(nodes ...*localcluster.Node) error {
+	t.rng.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
+	for _, n := range nodes { // first the disks: nobody is told any more that something was synced
+		t.off[n.Name] = true
+		if err := errors.Join(t.disks[n.Name].PowerOff(t.rng), t.boot(n.Name)); err != nil {
+			return err
+		}
+	}
+	for _, n := range nodes {
+		n.Kill()
+	}
+	return nil
+}
+
+// full leaves disks little room, or none, for a while.
+func (t *trial) full(ctx context.Context, of victims) error {
+	nodes, err := of(ctx, t)
+	if err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		if err := t.disks[n.Name].Fill(int64(t.rng.IntN(3)) * int64(t.rng.IntN(2<<20))); err != nil {
+			return err
+		}
+	}
+	t.hold(ctx, 200, 3000)
+	return nil
+}
+
+// slow has flushes take long for a while.
+func (t *trial) slow(ctx context.Context, of victims) error {
+	nodes, err := of(ctx, t)
+	if err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		t.disks[n.Name].Slow(time.Duration(5+t.rng.IntN(600)) * time.Millisecond)
+	}
+	t.hold(ctx, 500, 3500)
+	return nil
+}
+
+// failing has writes fail for a while. Then the brokers start again, on the file systems that were mounted again.
+func (t *trial) failing(ctx context.Context, of victims) error {
+	nodes, err := of(ctx, t)
+	if err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		t.off[n.Name] = true
+		t.disks[n.Name].Fail(true)
+	}
+	t.hold(ctx, 50, 2000)
+	if t.rng.IntN(2) == 0 { // what is not on the disk yet gets there in the end
+		for _, n := range nodes {
+			t.disks[n.Name].Fail(false)
+		}
+		t.hold(ctx, 0, 500)
+	}
+	return nil
 }
 
 // cut lets nothing pass.

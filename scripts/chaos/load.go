@@ -180,12 +180,13 @@ func (c *consumer) ack(ds []*client.Delivery) {
 	d := ds[0]
 	e := check.Event{
 		Op: check.OpAck, Proc: c.proc, Topic: d.Topic, Group: d.Group, Partition: c.t.partition(d.BrokerGroup, *d.Partition), Index: d.Index, To: ds[len(ds)-1].Index + 1,
-		Lease: d.Lease, Member: d.Member, Call: now(), Result: check.OK,
+		Lease: d.Lease, Member: d.Member, Call: now(),
 	}
+	c.t.event(e) // begun: the history may be judged before it returns
 	ctx, cancel := context.WithTimeout(context.Background(), ackTimeout)
 	defer cancel()
 	err := c.k.Ack(ctx, ds...)
-	e.Return = now()
+	e.Return, e.Result = now(), check.OK
 	switch {
 	case err == nil:
 	case errors.Is(err, client.ErrLeaseExpired), errors.Is(err, client.ErrLeaseForeign), errors.Is(err, client.ErrAlreadyEnded):

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -40,7 +41,7 @@ func (t *trial) judge(r *row) {
 		if err := k.Add(e); err != nil {
 			t.mu.problems = append(t.mu.problems, fmt.Sprintf("event %+v: %v", e, err))
 		}
-		if e.Op != check.OpSend && e.Op != check.OpAck {
+		if e.Op != check.OpSend && e.Op != check.OpAck || e.Result == "" {
 			continue
 		}
 		c.ops++
@@ -114,6 +115,28 @@ func (t *trial) keep() error {
 	return os.WriteFile(filepath.Join(t.dir, "report"), []byte(t.report+"\n"), 0o644)
 }
 
+// keepDisks copies what is on disks of their own into the folders of their nodes, when something is wrong: they go.
+func (t *trial) keepDisks() error {
+	if t.report == "" || t.disks == nil {
+		return nil
+	}
+	var errs []error
+	for _, b := range t.Of("broker") {
+		errs = append(errs, os.CopyFS(filepath.Join(b.Dir(), "data"), readable(b.DataFolder())))
+	}
+	return errors.Join(errs...)
+}
+
+// readable is a folder without what mkfs puts there.
+func readable(folder string) fs.FS { return withoutLost{os.DirFS(folder)} }
+
+type withoutLost struct{ fs.FS }
+
+func (w withoutLost) ReadDir(name string) ([]fs.DirEntry, error) {
+	list, err := fs.ReadDir(w.FS, name)
+	return slices.DeleteFunc(list, func(e fs.DirEntry) bool { return e.Name() == "lost+found" }), err
+}
+
 // same waits until all brokers have what their masters have, committed.
 func (t *trial) same(ctx context.Context) error {
 	return t.await(ctx, "all copies are the same", func() bool {
@@ -138,7 +161,7 @@ func (t *trial) autopsy() {
 		for _, b := range t.of(g) {
 			// A copy is looked at: opening a store writes.
 			folder := filepath.Join(t.dir, "autopsy", b.Name)
-			err := os.CopyFS(folder, os.DirFS(b.DataFolder()))
+			err := os.CopyFS(folder, readable(b.DataFolder()))
 			if err == nil {
 				copies[b.Name], err = journalOf(folder)
 			}

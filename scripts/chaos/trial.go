@@ -18,6 +18,7 @@ import (
 
 	"github.com/jmqio/jmq/client"
 	"github.com/jmqio/jmq/client/admin"
+	"github.com/jmqio/jmq/scripts/chaos/disk"
 	"github.com/jmqio/jmq/scripts/chaos/netns"
 	"github.com/jmqio/jmq/scripts/localcluster"
 	"github.com/jmqio/jmq/server/servertest/check"
@@ -46,8 +47,11 @@ type trial struct {
 	groups  []string
 	fixed   string // the broker group of the fault that is under way; "": each choice is another
 	admin   *client.Client
-	network *netns.Network // nil: all are on the loopback
-	rng     *rand.Rand     // of the schedule that is under way
+	network *netns.Network        // nil: all are on the loopback
+	disks   map[string]*disk.Disk // of brokers; nil: folders of this machine's
+	off     map[string]bool       // brokers whose disks have no power, or are broken
+	boots   int                   // losses of power
+	rng     *rand.Rand            // of the schedule that is under way
 
 	producers        []*producer
 	senders, working sync.WaitGroup
@@ -94,12 +98,16 @@ func (c *campaign) begin(ctx context.Context, k *kind, s shape, dir string) (*tr
 			"store":       map[string]any{"checkpointEvery": "1s", "checkpointBytes": 1 << 20},
 		},
 	}
-	if k.apart {
-		if err := t.connect(&o); err != nil {
-			return t, err
-		}
-	}
 	var err error
+	switch {
+	case k.apart:
+		err = t.connect(&o)
+	case k.disk != nil:
+		err = t.equip(&o)
+	}
+	if err != nil {
+		return t, err
+	}
 	if t.Cluster, err = localcluster.Open(o); err != nil {
 		return t, err
 	}
@@ -118,6 +126,43 @@ func (t *trial) connect(o *localcluster.Options) (err error) {
 	o.Host, o.Dial = t.network.Address, t.network.Dial
 	o.Enter = func(node string) error { return t.network.Enter(cmp.Or(node, clientsHost)) }
 	return nil
+}
+
+// equip gives each broker a disk of its own, and a boot id.
+func (t *trial) equip(o *localcluster.Options) error {
+	t.disks, t.off = map[string]*disk.Disk{}, map[string]bool{}
+	folder := func(node string) string { return filepath.Join(t.dir, "disks", node) }
+	for _, name := range localcluster.Names(*o) {
+		if err := t.boot(name); err != nil {
+			return err
+		}
+		if strings.HasPrefix(name, "r") {
+			continue
+		}
+		d := *t.k.disk
+		d.Mount = folder(name)
+		var err error
+		if t.disks[name], err = disk.New(d); err != nil {
+			return err
+		}
+	}
+	o.Data = folder
+	o.Broker["retention"] = map[string]any{"every": "500ms"}
+	o.Enter = func(node string) error {
+		if node == "" {
+			return nil
+		}
+		return errors.Join(disk.OwnMounts(), disk.Boot(t.bootFile(node)))
+	}
+	return nil
+}
+
+func (t *trial) bootFile(node string) string { return filepath.Join(t.dir, node+".boot") }
+
+// boot gives a node another boot id: what its machine had in memory is gone.
+func (t *trial) boot(node string) error {
+	t.boots++
+	return os.WriteFile(t.bootFile(node), fmt.Appendf(nil, "00000000-0000-4000-8000-%012d\n", t.boots), 0o644)
 }
 
 // load makes topics and clients, and begins to consume.
@@ -427,6 +472,18 @@ func (t *trial) heal(ctx context.Context) error {
 		n.Resume()
 	}
 	for _, n := range t.Nodes {
+		if d := t.disks[n.Name]; d != nil {
+			d.Slow(0)
+			if t.off[n.Name] {
+				n.Kill()
+				d.Fail(false)
+				if err := d.PowerOn(); err != nil {
+					return err
+				}
+				delete(t.off, n.Name)
+			}
+			errs = append(errs, d.Free())
+		}
 		errs = append(errs, n.Begin())
 	}
 	return errors.Join(errs...)
@@ -493,9 +550,17 @@ func (t *trial) end() error {
 	for _, n := range t.Nodes {
 		n.Resume()
 	}
-	err := t.Down()
+	return t.Down()
+}
+
+// close ends what the cluster stood on. Disks are looked at before.
+func (t *trial) close() error {
 	if t.network != nil {
 		t.network.Close()
 	}
-	return err
+	var errs []error
+	for _, d := range t.disks {
+		errs = append(errs, d.Close())
+	}
+	return errors.Join(errs...)
 }
