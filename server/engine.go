@@ -102,6 +102,9 @@ func (r *brokerRole) storeOptions() local.Options {
 
 // close stops all of it, what nothing else stands on first.
 func (e *engine) close() error {
+	if e.master != nil {
+		e.master.Stopping() // acks under way are waited for below, and may wait for slaves that are gone
+	}
 	e.serves.ships.Wait()
 	e.resends.close()
 	if k := e.keeper.Load(); k != nil {

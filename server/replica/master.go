@@ -43,7 +43,7 @@ type Master struct {
 	wg     sync.WaitGroup
 	made   chan struct{} // closed when the leader is there
 	more   chan struct{} // of the committing goroutine, which waits for committed
-	abort  chan struct{} // closed when Close waited long enough
+	abort  chan struct{} // closed when Close, or who is about to call it, waited long enough
 	fenced chan struct{}
 	wanted chan struct{} // of the asker
 
@@ -53,6 +53,9 @@ type Master struct {
 	transfer  atomic.Pointer[string]
 	sessions  atomic.Pointer[[]*session] // changed under mu
 	seeds     seeds
+
+	stopping sync.Once   // makes late
+	late     *time.Timer // closes abort
 
 	// gate is held for reading by appends, and for writing to shut it.
 	gate struct {
@@ -256,11 +259,17 @@ func (m *Master) takeFrom(ctx context.Context, peer Peer, own History) (took int
 	return takeRecords(ctx, peer, m.Journal, end)
 }
 
+// Stopping says that Close comes as soon as what was appended is committed or failed: a commit that waits for slaves waits a little longer, and then
+// the journal stops.
+func (m *Master) Stopping() {
+	m.stopping.Do(func() { m.late = time.AfterFunc(closeTimeout, func() { close(m.abort) }) })
+}
+
 // Close commits what is queued, waiting for slaves a little, and ends everything.
 func (m *Master) Close() error {
-	t := time.AfterFunc(closeTimeout, func() { close(m.abort) })
+	m.Stopping()
 	err := m.Journal.Close()
-	t.Stop()
+	m.late.Stop()
 	m.stop()
 	m.endSessions(wire.Errorf(wire.CodeStopping, "%s stops", m.n.Self.Broker))
 	m.wg.Wait()

@@ -218,6 +218,35 @@ func TestPromoted(t *testing.T) {
 	received(t, cl, "orders", 31)
 }
 
+// TestStopsAlone: a master that an ack waits for, since its slaves and the registry are away, stops all the same.
+func TestStopsAlone(t *testing.T) {
+	t.Parallel()
+	c, g, cl := replicated(t, ClusterOptions{Auto: true})
+	if err := send(t, cl, "orders", "1"); err != nil {
+		t.Fatal(err)
+	}
+	k, err := cl.Consumer("orders", client.Group("shop"), client.Start(client.FromBeginning))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ds, err := k.Fetch(t.Context(), 1, client.Wait(within))
+	if err != nil || len(ds) != 1 {
+		t.Fatal(ds, err)
+	}
+	m := g.Master()
+	c.Links.Part(m.Name(), g.Brokers[1].Name())
+	c.Links.Part(m.Name(), c.Registries[0].Name())
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	if err := k.Ack(ctx, ds...); err == nil {
+		t.Error("an ack was committed alone")
+	}
+	m.Stop()
+	c.Links.Heal()
+	m.StartAgain()
+	g.InSync(1)
+}
+
 // TestTransferred: a planned transfer has no send fail, and the pause is short.
 func TestTransferred(t *testing.T) {
 	t.Parallel()

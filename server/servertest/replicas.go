@@ -3,6 +3,7 @@ package servertest
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -166,10 +167,9 @@ func (c *Cluster) lose(s *Server, percent int, rng *rand.Rand) {
 	c.Links.vanish(s.Name())
 	s.config.FS = s.Disk().Crash(percent, rng)
 	// What is left of the process ends without its disk; whether well or not is of no matter.
-	if err := s.end(); err != nil {
-		s.mu.Lock()
-		s.running = nil
-		s.mu.Unlock()
+	if err := s.end(); errors.Is(err, errNotStopped) {
+		c.t.Errorf("servertest: what was left of %s: %v", s.Name(), err)
+	} else if err != nil {
 		c.t.Logf("servertest: what was left of %s: %v", s.Name(), err)
 	}
 	c.Links.come(s.Name())

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -112,9 +113,13 @@ func (s *Server) end() error {
 		s.running = nil
 		return err
 	case <-time.After(within):
-		return fmt.Errorf("not stopped within %v", within)
+		s.running = nil
+		all := make([]byte, 256<<10)
+		return fmt.Errorf("%w within %v; all goroutines:\n%s", errNotStopped, within, all[:runtime.Stack(all, true)])
 	}
 }
+
+var errNotStopped = errors.New("not stopped")
 
 // Restart stops the server and starts it again on the same folder and the same ports.
 func (s *Server) Restart() {

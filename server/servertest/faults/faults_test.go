@@ -342,20 +342,19 @@ func (x *trial) shorten(s *servertest.Server) {
 	}
 }
 
-func (x *trial) operate(action string) {
-	x.t.Helper()
-	if r, err := x.g.Do(&wire.BrokerGroupRequest{Action: action}); err != nil {
-		x.t.Errorf("%s: %v", action, err)
-	} else if len(r.Lost) > 0 {
-		x.t.Errorf("%s: %v", action, r.Lost)
-	}
-}
-
 func (x *trial) transfer() {
 	x.t.Helper()
 	x.g.InSync(x.slaves)
 	m := x.master()
-	x.operate("transfer")
+	x.await("a transfer is begun", recoverMost, func() bool { // the slaves may have fallen out of the set since
+		r, err := x.g.Do(&wire.BrokerGroupRequest{Action: "transfer"})
+		if err == nil && len(r.Lost) > 0 {
+			x.t.Errorf("transfer: %v", r.Lost)
+		} else if err != nil && wire.CodeOf(err) != wire.CodeInUse {
+			x.t.Errorf("transfer: %v", err)
+		}
+		return wire.CodeOf(err) != wire.CodeInUse
+	})
 	x.promotedInstead(m)
 }
 
