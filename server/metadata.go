@@ -181,6 +181,14 @@ func (md *metadata) changeRow(ctx context.Context, r *wire.ChangeReplicationRequ
 	return md.follower.ChangeRow(ctx, r)
 }
 
+// toldOf is what the registry knows to be committed in this node's broker group, up to the term of its row; term 0: it has not said it.
+func (md *metadata) toldOf(brokerGroup string) (rowTerm uint32, committed uint64) {
+	if md.node != nil {
+		return md.node.Told(brokerGroup)
+	}
+	return md.follower.Told()
+}
+
 // feed is what answers watches.
 func (md *metadata) feed() *registry.Feed {
 	if md.node != nil {

@@ -24,6 +24,7 @@ import (
 const (
 	registryWithin = 2 * time.Second        // for a registry to be heard at a start
 	meetWithin     = 2 * time.Second        // for another broker to say what it has
+	toldEvery      = 20 * time.Millisecond  // at a start, until the registry says what it knows to be committed
 	decideEvery    = 250 * time.Millisecond // while the broker waits
 	lookEvery      = 250 * time.Millisecond // at a slave: whether its master is away
 	askWithin      = 3 * time.Second        // of a question to the registry
@@ -301,6 +302,9 @@ func (x *replicas) decide(ctx context.Context) (d replica.Decision, met []replic
 		state = x.state.Get()
 	}
 	k := replica.Known{Self: self, State: state, Auto: x.auto(), Others: x.others(), Row: row}
+	if row != nil {
+		k.Told = x.told(*row)
+	}
 	if k.History, k.Committed, err = x.history(ctx); err != nil {
 		return d, nil, err
 	}
@@ -420,15 +424,28 @@ func (x *replicas) wait(d time.Duration) {
 	}
 }
 
-// awaitRegistry gives the registry a moment to say who is master: a broker that alone makes up its broker group does not need it.
+// awaitRegistry gives the registry a moment to say who is master, and what it knows to be committed: a broker that alone makes up its broker group
+// does not need it.
 func (x *replicas) awaitRegistry() {
 	late := time.Now().Add(registryWithin)
 	for x.ctx.Err() == nil && time.Now().Before(late) {
+		again := decideEvery
 		if row := x.answerable(); row != nil && row.Term > 0 {
-			return
+			if t, _ := x.s.metadata.Load().toldOf(x.group()); t == row.Term || row.Master.Broker != x.name() {
+				return
+			}
+			again = toldEvery
 		}
-		x.wait(min(decideEvery, time.Until(late)))
+		x.wait(min(again, time.Until(late)))
 	}
+}
+
+// told is what the registry knows to be committed, as far as it has said that for this row.
+func (x *replicas) told(row term.Row) journal.Position {
+	if t, committed := x.s.metadata.Load().toldOf(x.group()); t == row.Term {
+		return journal.Position(max(row.Committed, committed))
+	}
+	return journal.Position(row.Committed)
 }
 
 // turn does what is to be done now, and says after what time to look again, if nothing happens before; 0: at once.
@@ -448,7 +465,11 @@ func (x *replicas) turn() (again time.Duration, err error) {
 	case replica.ActTerm:
 		x.say(roleWaiting, d.Why)
 		row, _ := x.row()
-		_, changed, err := x.ask(x.ctx, term.Ask{Master: x.self(), Term: row.Term, Change: row.Change, Copied: true, Seen: d.Seen})
+		h, _, err := x.history(x.ctx)
+		if err != nil {
+			return 0, err
+		}
+		_, changed, err := x.ask(x.ctx, term.Ask{Master: x.self(), Term: row.Term, Change: row.Change, Copied: true, Seen: d.Seen, End: uint64(h.End)})
 		if err == nil && changed {
 			return 0, nil
 		}

@@ -4990,8 +4990,10 @@ type HeartbeatResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
-	Registry      []string               `protobuf:"bytes,3,rep,name=registry,proto3" json:"registry,omitempty"` // addresses of registry nodes
-	Stored        bool                   `protobuf:"varint,4,opt,name=stored,proto3" json:"stored,omitempty"`    // the database has it
+	Registry      []string               `protobuf:"bytes,3,rep,name=registry,proto3" json:"registry,omitempty"`                  // addresses of registry nodes
+	Stored        bool                   `protobuf:"varint,4,opt,name=stored,proto3" json:"stored,omitempty"`                     // the database has it
+	ToldTerm      uint32                 `protobuf:"varint,5,opt,name=told_term,json=toldTerm,proto3" json:"told_term,omitempty"` // of the row of the sender's broker group; 0: it has none, or what masters said is not known yet
+	Told          uint64                 `protobuf:"varint,6,opt,name=told,proto3" json:"told,omitempty"`                         // the highest position that masters said to be committed, up to that term
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5052,6 +5054,20 @@ func (x *HeartbeatResponse) GetStored() bool {
 		return x.Stored
 	}
 	return false
+}
+
+func (x *HeartbeatResponse) GetToldTerm() uint32 {
+	if x != nil {
+		return x.ToldTerm
+	}
+	return 0
+}
+
+func (x *HeartbeatResponse) GetTold() uint64 {
+	if x != nil {
+		return x.Told
+	}
+	return 0
 }
 
 type ListNodesRequest struct {
@@ -9052,14 +9068,16 @@ const file_jmq_proto_rawDesc = "" +
 	"\tpartition\x18\a \x01(\rR\tpartition\"1\n" +
 	"\x0eResendResponse\x12\x1f\n" +
 	"\vfirst_index\x18\x01 \x01(\x04R\n" +
-	"firstIndex\"\x81\x01\n" +
+	"firstIndex\"\xb2\x01\n" +
 	"\x11HeartbeatResponse\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x1a\n" +
 	"\bregistry\x18\x03 \x03(\tR\bregistry\x12\x16\n" +
-	"\x06stored\x18\x04 \x01(\bR\x06stored\"\x12\n" +
+	"\x06stored\x18\x04 \x01(\bR\x06stored\x12\x1b\n" +
+	"\ttold_term\x18\x05 \x01(\rR\btoldTerm\x12\x12\n" +
+	"\x04told\x18\x06 \x01(\x04R\x04told\"\x12\n" +
 	"\x10ListNodesRequest\"\x92\x01\n" +
 	"\x11ListNodesResponse\x12'\n" +
 	"\x05nodes\x18\x01 \x03(\v2\x11.jmq.wire.v1.NodeR\x05nodes\x12\x1e\n" +

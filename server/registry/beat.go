@@ -76,7 +76,11 @@ func (n *Node) Heartbeat(ctx context.Context, r *wire.HeartbeatRequest) (*wire.H
 	n.mu.Lock()
 	trusted := n.mu.trusted
 	n.mu.Unlock()
-	return &wire.HeartbeatResponse{Generation: uint64(s.Generation), Version: uint64(s.Version), Registry: n.Registry(), Stored: trusted}, nil
+	a := &wire.HeartbeatResponse{Generation: uint64(s.Generation), Version: uint64(s.Version), Registry: n.Registry(), Stored: trusted}
+	if r.Replica != nil {
+		a.ToldTerm, a.Told = n.Told(r.BrokerGroup)
+	}
+	return a, nil
 }
 
 func checkHeartbeat(r *wire.HeartbeatRequest) error {
@@ -139,6 +143,7 @@ func (n *Node) hear(r *wire.HeartbeatRequest, addr string) error {
 		x.refused = nil
 	}
 	news := x.last == nil || x.last.Boot != r.Boot || x.last.MetadataVersion != r.MetadataVersion || x.last.Generation != r.Generation
+	n.note(r)
 	x.last, x.heard = r, true
 	x.count = max(x.count, x.seenCount) + 1
 	if news {
@@ -248,7 +253,8 @@ func (n *Node) beat() {
 	n.mu.Lock()
 	var beats []meta.Beat
 	for name, x := range n.mu.nodes {
-		if !x.heard {
+		if !x.heard || n.mu.beaten.IsZero() { // what the database has is read before it is replaced: a master's last word
+
 			continue
 		}
 		x.heard = false
@@ -306,6 +312,7 @@ func (n *Node) count(all []meta.Beat) (first bool, unreadable []string) {
 	if first = !n.mu.trusted; first {
 		step = 0
 	}
+	fresh := n.mu.beaten.IsZero()
 	n.mu.trusted, n.mu.beaten = true, now
 	present := make(map[string]bool, len(all))
 	for i := range all {
@@ -321,12 +328,16 @@ func (n *Node) count(all []meta.Beat) (first bool, unreadable []string) {
 		} else {
 			x.seenBoot, x.seenCount, x.silent = b.Boot, b.Count, 0
 		}
-		if x.heard || x.last != nil && x.last.Boot == b.Boot && x.count >= b.Count {
+		known := x.heard || x.last != nil && x.last.Boot == b.Boot && x.count >= b.Count
+		if known && !fresh {
 			continue
 		}
 		r := new(wire.HeartbeatRequest)
 		if len(b.Info) > infoMax || proto.Unmarshal(b.Info, r) != nil || r.Node != b.Node {
 			unreadable = append(unreadable, b.Node)
+			continue
+		}
+		if n.note(r); known {
 			continue
 		}
 		if x.last == nil || x.last.MetadataVersion != r.MetadataVersion || x.last.Boot != r.Boot || x.last.Generation != r.Generation {

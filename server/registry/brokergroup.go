@@ -105,7 +105,7 @@ func (n *Node) statuses(brokerGroup string) ([]*wire.BrokerGroupStatus, error) {
 			continue
 		}
 		spec := o.Spec.(*meta.BrokerGroup)
-		row, _ := rowOf(s, o.Name)
+		row, _ := n.rowLocked(s, o.Name)
 		g := all[o.Name]
 		if g == nil {
 			g = &replicas{}
@@ -174,6 +174,10 @@ func condition(s *meta.Snapshot, name string, row term.Row, g *replicas) (kind, 
 		if g.living[b] && g.reports[b].Refused {
 			return conditionRefused, "broker " + b + " would have to give up what it knows to be committed" + said(b)
 		}
+	}
+	if own := g.reports[master]; !own.Master && own.End < row.Committed {
+		return conditionWaiting, fmt.Sprintf("broker %s, its master, lacks messages that were acknowledged%s. Where no broker has them any more: jmq broker-group promote %s --to %s says what is lost, and with --force goes on without%s",
+			master, said(master), name, master, g.serving())
 	}
 	if !g.reports[master].Master {
 		return conditionWaiting, "broker " + master + ", its master, does not serve yet" + said(master) + g.serving()
@@ -296,7 +300,7 @@ func (n *Node) promote(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRe
 	}
 	others := slices.DeleteFunc(slices.Clone(g.names), func(b string) bool { return slices.Contains(r.Off, b) })
 	heard := n.meet(ctx, r.BrokerGroup, others, g.specs, 0)
-	row, expect := rowOf(s, r.BrokerGroup)
+	row, expect := n.row(s, r.BrokerGroup)
 	if row.Term == 0 || row.Unanswerable(uint64(s.Generation)) {
 		// After a new generation of the metadata the operator says who is gone: whoever is master then is one by what the others report.
 		if err := heard.silent("Start them, or"); err != nil {
@@ -306,7 +310,7 @@ func (n *Node) promote(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRe
 		if err != nil {
 			return wire.Errorf(wire.CodeInUse, "broker group %s: %s", r.BrokerGroup, err)
 		}
-		response.Lost = lost(term.Losses(heard.reports[next.Master.Broker], heard.list(), r.Off), heard.reports[next.Master.Broker], g)
+		response.Lost = lost(term.Losses(heard.reports[next.Master.Broker], heard.list(), r.Off, next.Committed), heard.reports[next.Master.Broker], g)
 		return n.grant(ctx, by, r, response, row, next, expect)
 	}
 	target := r.Broker
@@ -314,10 +318,13 @@ func (n *Node) promote(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRe
 		var best term.Report
 		var refused []string
 		for _, rep := range heard.list() {
-			if rep.Broker != row.Master.Broker && rep.Refused && !rep.New {
+			if rep.Broker == row.Master.Broker && rep.Master {
+				continue
+			}
+			if rep.Refused && !rep.New {
 				refused = append(refused, rep.Broker)
 			}
-			if rep.Broker != row.Master.Broker && !rep.Refused && !rep.New && (best.Broker == "" || rep.MoreComplete(best)) {
+			if !rep.Refused && !rep.New && (best.Broker == "" || rep.MoreComplete(best)) {
 				best = rep
 			}
 		}
@@ -330,7 +337,7 @@ func (n *Node) promote(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRe
 			return wire.Errorf(wire.CodeInUse, "broker group %s has no other broker that answers and has its messages: its master is %s", r.BrokerGroup, row.Master.Broker)
 		}
 	}
-	if target == row.Master.Broker {
+	if target == row.Master.Broker && heard.reports[target].Master {
 		return wire.Errorf(wire.CodeInvalid, "broker %s is the master of broker group %s already", target, r.BrokerGroup)
 	}
 	to, ok := heard.reports[target]
@@ -340,7 +347,7 @@ func (n *Node) promote(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRe
 	if err := heard.silent("Stop them, or"); err != nil {
 		return err
 	}
-	losses := term.Losses(to, heard.list(), r.Off)
+	losses := term.Losses(to, heard.list(), r.Off, row.Committed)
 	response.Lost = lost(losses, to, g)
 	if r.DryRun || len(losses) > 0 && !r.Force {
 		return nil
@@ -352,7 +359,7 @@ func (n *Node) promote(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRe
 	}
 	reports := fenced.list()
 	to = fenced.reports[target]
-	if now := term.Losses(to, reports, r.Off); len(now) > 0 && !r.Force {
+	if now := term.Losses(to, reports, r.Off, row.Committed); len(now) > 0 && !r.Force {
 		response.Lost = lost(now, to, g) // it went on being written to while it was asked
 		return nil
 	}
@@ -368,7 +375,7 @@ func (n *Node) promote(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRe
 		// Its master asked for another set meanwhile, which counts no more; or somebody else promoted.
 		s = n.store.View()
 		was := row
-		if row, expect = rowOf(s, r.BrokerGroup); row.Term != was.Term {
+		if row, expect = n.row(s, r.BrokerGroup); row.Term != was.Term {
 			return wire.Errorf(wire.CodeConflict, "broker %s was named master of term %d meanwhile", row.Master.Broker, row.Term)
 		}
 	}
@@ -402,6 +409,9 @@ func lost(losses []term.Loss, to term.Report, g *replicas) (lines []string) {
 		rep := g.reports[l.Broker]
 		line := "broker " + l.Broker
 		switch {
+		case l.Committed > 0:
+			line = fmt.Sprintf("messages were acknowledged up to position %d, as their master said, and broker %s ends at %d: no broker that answers has the rest", l.Committed, to.Broker, to.End)
+			l.Acked = false // said
 		case l.Unasked && rep.End > 0:
 			line += fmt.Sprintf(" is off: what it has that broker %s has not is not known; it said last that its journal ends at position %d, and that it is committed up to %d (broker %s ends at %d)",
 				to.Broker, rep.End, rep.Committed, to.Broker, to.End)
@@ -437,7 +447,7 @@ func lost(losses []term.Loss, to term.Report, g *replicas) (lines []string) {
 // transfer has the master hand over to a slave in sync, and waits a while. Not done: it is under way, until the row asks for it no more (transferMax).
 func (n *Node) transfer(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRequest, response *wire.BrokerGroupResponse) error {
 	s := n.store.View()
-	row, expect := rowOf(s, r.BrokerGroup)
+	row, expect := n.row(s, r.BrokerGroup)
 	if row.Term == 0 || row.Unanswerable(uint64(s.Generation)) {
 		return wire.Errorf(wire.CodeInUse, "broker group %s has no master that could hand over: see jmq broker-group status", r.BrokerGroup)
 	}
@@ -654,7 +664,7 @@ func (n *Node) consequences(ctx context.Context, s *meta.Snapshot, c meta.Change
 			}
 		case *meta.BrokerGroup:
 			mode := cmp.Or(after.Mode, meta.BrokerGroupFixed)
-			row, expect := rowOf(s, w.Key.Name)
+			row, expect := n.row(s, w.Key.Name)
 			if mode == cmp.Or(before.Spec.(*meta.BrokerGroup).Mode, meta.BrokerGroupFixed) || row.Term == 0 {
 				continue
 			}

@@ -108,6 +108,7 @@ type Follower struct {
 	connected atomic.Bool
 	stored    atomic.Bool
 	current   atomic.Bool // at the last heartbeat's answer
+	told      atomic.Pointer[told]
 	begun     time.Time
 	answered  atomic.Int64 // when a registry node did last, since begun
 	counts    struct {
@@ -157,6 +158,21 @@ func (f *Follower) Connected() bool { return f.connected.Load() }
 
 // Current says whether a registry node answers just now, and what is in force here is the newest that it has told of.
 func (f *Follower) Current() bool { return f.connected.Load() && f.current.Load() }
+
+// told is what a heartbeat's answer says of the own broker group.
+type told struct {
+	term      uint32
+	committed uint64
+}
+
+// Told is the highest position that masters of the own broker group told the registry to be committed, up to the term of its row, as last heard;
+// term 0: it was not heard.
+func (f *Follower) Told() (rowTerm uint32, committed uint64) {
+	if t := f.told.Load(); t != nil {
+		return t.term, t.committed
+	}
+	return 0, 0
+}
 
 // Registry returns the addresses of registry nodes that live, as far as is known, else those of the options.
 func (f *Follower) Registry() []string {
@@ -485,6 +501,7 @@ func (c *conversation) beatAnswered(a answer) error {
 	}
 	f.learn(r.Registry)
 	f.stored.Store(r.Stored)
+	f.told.Store(&told{r.ToldTerm, r.Told})
 	known := f.known.Load()
 	applied := f.applied.Load()
 	f.current.Store(applied != nil && r.Generation == uint64(applied.Generation) && r.Version <= uint64(applied.Version))

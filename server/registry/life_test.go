@@ -451,7 +451,7 @@ func TestForce(t *testing.T) {
 			return meet(address, r)
 		}
 		r := c.operate(t, &wire.BrokerGroupRequest{Action: "promote", Broker: "b", Off: []string{"a"}, Force: true, Reason: "a burned"})
-		if !r.Done || len(r.Lost) != 1 || !strings.HasPrefix(r.Lost[0], "broker a is off: what it has that broker b has not is not known; it said last that its journal ends at position 1500, and that it is committed up to 1300 (broker b ends at 1200)") {
+		if !r.Done || len(r.Lost) != 2 || !strings.HasPrefix(r.Lost[0], "messages were acknowledged up to position 1300") || !strings.HasPrefix(r.Lost[1], "broker a is off: what it has that broker b has not is not known; it said last that its journal ends at position 1500, and that it is committed up to 1300 (broker b ends at 1200)") {
 			t.Fatal(r)
 		}
 		if row = c.row(t); row.Term != 8 || row.Master != b.member("b") || !row.Forced || len(row.Set) != 0 {
@@ -463,6 +463,69 @@ func TestForce(t *testing.T) {
 		entries, _, err := c.stores[0].Audit(t.Context(), meta.AuditQuery{Key: rowKey("g"), Limit: 1})
 		if err != nil || entries[0].By.Name != "local" || entries[0].Reason != "a burned" {
 			t.Fatalf("%v %+v", err, entries)
+		}
+	})
+}
+
+// TestTold shows that what a master says to be committed is remembered: while no registry node runs, by its last heartbeat; from when it says it no more, by the
+// row. A broker group that lacks it is given no master, and what was asked for names what is lost, until an operator says so.
+func TestTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 2)
+		defer c.close()
+		a, b, d := trio(t, c, meta.BrokerGroupFixed)
+		defer a.Close()
+		defer b.Close()
+		defer d.Close()
+		a.say(func(s *wire.ReplicaStatus) { s.End, s.Committed = 1500, 1400 })
+		rest(2 * time.Second)
+		if now, committed := a.Told(); now != 1 || committed != 1400 {
+			t.Errorf("a was told %d in term %d", committed, now)
+		}
+		if row := c.row(t); row.Committed != 0 {
+			t.Errorf("the row is written while its master says what it has: %+v", row)
+		}
+		c.stop(0)
+		c.stop(1)
+		// Its disk comes back as an older image; the others lost theirs.
+		a.say(func(s *wire.ReplicaStatus) { s.Role, s.End, s.Committed, s.Slaves = "waiting", 700, 650, nil })
+		for _, x := range []*copyOf{b, d} {
+			x.say(func(s *wire.ReplicaStatus) {
+				s.Store, s.Epoch, s.End, s.Committed, s.SeenTerm, s.Fresh = s.Store+"'", 0, 0, 0, 0, true
+			})
+		}
+		rest(10 * time.Second)
+		c.start(0)
+		c.start(1)
+		rest(5 * time.Second)
+		if now, committed := a.Told(); now != 1 || committed != 1400 {
+			t.Errorf("a was told %d in term %d", committed, now)
+		}
+		row := c.row(t)
+		if row.Committed != 1400 {
+			t.Errorf("the row is %+v", row)
+		}
+		if is := conditionOf(t, c.nodes[1]); !strings.HasPrefix(is, "waiting: broker a, its master, lacks messages that were acknowledged") || !strings.Contains(is, "jmq broker-group promote g --to a ") {
+			t.Error(is)
+		}
+		other := a.member("a")
+		other.Store = "another"
+		if now, _, err := askRow(c.nodes[0], term.Ask{Master: other, Term: row.Term, Change: row.Change, Copied: true, End: 1399}); wire.CodeOf(err) != wire.CodeInvalid || !strings.Contains(err.Error(), "1400 is committed") {
+			t.Errorf("%+v, %v", now, err)
+		}
+		want := []string{"messages were acknowledged up to position 1400, as their master said, and broker a ends at 700: no broker that answers has the rest"}
+		if r := c.operate(t, &wire.BrokerGroupRequest{Action: "promote"}); r.Done || !slices.Equal(r.Lost, want) {
+			t.Errorf("%v %q", r.Done, r.Lost)
+		}
+		if r := c.operate(t, &wire.BrokerGroupRequest{Action: "promote", Force: true}); !r.Done || !slices.Equal(r.Lost, want) {
+			t.Errorf("%v %q", r.Done, r.Lost)
+		}
+		if row := c.row(t); row.Master != a.member("a") || !row.Forced || row.Committed != 0 {
+			t.Errorf("the row is %+v", row)
+		}
+		rest(2 * time.Second)
+		if now, committed := a.Told(); now != c.row(t).Term || committed != 0 {
+			t.Errorf("a was told %d in term %d", committed, now)
 		}
 	})
 }

@@ -44,6 +44,55 @@ func rowOf(s *meta.Snapshot, brokerGroup string) (term.Row, meta.Expect) {
 	return term.Row{}, meta.Expect{Create: true}
 }
 
+// row is rowOf, with what masters have said to be committed since it was written: whatever becomes of it keeps that.
+func (n *Node) row(s *meta.Snapshot, brokerGroup string) (term.Row, meta.Expect) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.rowLocked(s, brokerGroup)
+}
+
+// rowLocked is row. n.mu is held.
+func (n *Node) rowLocked(s *meta.Snapshot, brokerGroup string) (term.Row, meta.Expect) {
+	row, expect := rowOf(s, brokerGroup)
+	if m := n.mu.groups[brokerGroup]; m != nil && row.Term != 0 && m.told.term == row.Term {
+		row.Committed = max(row.Committed, m.told.committed)
+	}
+	return row, expect
+}
+
+// note keeps what a master says to be committed. Its last word stays with its heartbeat in the database, and goes into the row when it is not
+// heard to be master any more: the heartbeat is another one then. n.mu is held.
+func (n *Node) note(r *wire.HeartbeatRequest) {
+	rep, ok := reportOf(r.Node, r.Replica)
+	if !ok || !rep.Master || r.BrokerGroup == "" {
+		return
+	}
+	m := n.mu.groups[r.BrokerGroup]
+	if m == nil {
+		m = &group{}
+		n.mu.groups[r.BrokerGroup] = m
+	}
+	switch {
+	case rep.Term > m.told.term:
+		m.told.term, m.told.committed = rep.Term, rep.Committed
+	case rep.Term == m.told.term:
+		m.told.committed = max(m.told.committed, rep.Committed)
+	}
+}
+
+// Told is the highest position that masters of a broker group said to be committed, up to the term of its row; term 0: there is no row, or what
+// was said before this node started is not known yet.
+func (n *Node) Told(brokerGroup string) (rowTerm uint32, committed uint64) {
+	s := n.applied.Load()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if s == nil || n.mu.beaten.IsZero() {
+		return 0, 0
+	}
+	row, _ := n.rowLocked(s, brokerGroup)
+	return row.Term, row.Committed
+}
+
 // rowWrite puts a row in the place of the one that was read.
 func rowWrite(brokerGroup string, row term.Row, expect meta.Expect) meta.Write {
 	spec := meta.Replication(row)
@@ -118,7 +167,7 @@ func (n *Node) changeReplication(ctx context.Context, r *wire.ChangeReplicationR
 	}
 	for try := 1; ; try++ {
 		s := n.store.View()
-		row, expect := rowOf(s, r.BrokerGroup)
+		row, expect := n.row(s, r.BrokerGroup)
 		if a.Term > row.Term || a.Term == row.Term && a.Change > row.Change {
 			// The master was told more than this node has read, and the row as it is here would be an old one.
 			if n.newer(ctx, s) == nil {
@@ -196,8 +245,12 @@ type group struct {
 	stranded time.Time // since when one of its brokers has met a higher term
 	transfer time.Time // since when the row asks for the transfer with this count
 	change   uint64
-	state    string    // its condition's kind, as this node saw it last
-	since    time.Time // and since when
+	told     struct { // the highest position that a master of the highest term has said to be committed
+		term      uint32
+		committed uint64
+	}
+	state string    // its condition's kind, as this node saw it last
+	since time.Time // and since when
 }
 
 // mark counts since when something is so.
@@ -308,7 +361,7 @@ func (n *Node) rowsDue() []rowFinding {
 	var due []rowFinding
 	all := n.replicasOf(s)
 	for name := range n.mu.groups {
-		if all[name] == nil {
+		if row, _ := rowOf(s, name); all[name] == nil && row.Term == 0 {
 			delete(n.mu.groups, name)
 		}
 	}
@@ -325,7 +378,7 @@ func (n *Node) rowsDue() []rowFinding {
 			m = &group{}
 			n.mu.groups[name] = m
 		}
-		row, expect := rowOf(s, name)
+		row, expect := n.rowLocked(s, name)
 		if after, reason := n.judgeRow(s, m, name, row, g, now); after.Change != row.Change || reason != "" {
 			due = append(due, rowFinding{name, reason, row, after, expect})
 		}
@@ -393,11 +446,7 @@ func (n *Node) judgeRow(s *meta.Snapshot, m *group, name string, row term.Row, g
 		}
 		if why != "" {
 			candidates := slices.DeleteFunc(reports, func(rep term.Report) bool { return rep.Broker == master || g.failed[rep.Broker] })
-			committed := uint64(0)
-			if last := g.reports[master]; last.LastTerm == row.Term && last.Store == row.Master.Store {
-				committed = last.Committed
-			}
-			if next, err := row.Promote(candidates, committed, generation); err == nil {
+			if next, err := row.Promote(candidates, row.Committed, generation); err == nil {
 				return next, why
 			}
 		}
@@ -409,6 +458,10 @@ func (n *Node) judgeRow(s *meta.Snapshot, m *group, name string, row term.Row, g
 		after.Transfer = ""
 		after.Change++
 		return after, "the transfer to broker " + row.Transfer + " did not come about"
+	}
+	if was, _ := rowOf(s, name); was.Committed < row.Committed && !(g.reports[master].Master && g.reports[master].Term == row.Term) {
+		after.Change++
+		return after, "what its master said to be committed, which does not say it any more"
 	}
 	return row, ""
 }

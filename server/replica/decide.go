@@ -31,7 +31,7 @@ type Known struct {
 	Others    []string  // names of the other brokers of the broker group
 	Row       *term.Row // nil: the registry cannot be reached, or its metadata is of a generation in which nothing is answered yet
 	Met       []Met     // of the others: who has answered
-	// Told is the highest committed position that the registry was told of by a master of Row's term; 0: not known.
+	// Told is the highest committed position that masters told the registry of, up to Row's term and since the last promotion by force; 0: not known.
 	Told journal.Position
 	off  rule
 }
@@ -133,6 +133,9 @@ func Decide(k Known) Decision {
 			}
 			// An operator chose between two journals of which each has what is committed and the other lacks.
 		}
+		if k.Row != nil && k.Told > k.History.End && !k.off.off(ruleToldStops) {
+			return wait("%s. No broker that answers has what was acknowledged: one that has it must come, or an operator promote by force", k.short())
+		}
 		if isNew && !k.off.off(ruleNewStoreNewTerm) {
 			if k.Row == nil {
 				return wait("%s, and the registry is away, which would have to grant it a term of its own", behind)
@@ -191,7 +194,7 @@ func (k Known) behind() (why string, isNew bool) {
 	}
 	if !k.off.off(ruleStoreIDs) {
 		if k.Row != nil && k.Told > k.History.End && !k.off.off(ruleOldImage) {
-			return fmt.Sprintf("its journal ends at %d, and the registry knows %d to be committed: it is an older image", k.History.End, k.Told), false
+			return k.short(), false
 		}
 		for _, m := range k.Met {
 			if m.Committed > k.History.End {
@@ -200,6 +203,14 @@ func (k Known) behind() (why string, isNew bool) {
 		}
 	}
 	return "", false
+}
+
+// short says that the own journal ends below what the registry knows to be committed.
+func (k Known) short() string {
+	if k.Fresh {
+		return fmt.Sprintf("its store is empty, and the registry knows messages to be committed up to position %d", k.Told)
+	}
+	return fmt.Sprintf("its journal ends at position %d, and the registry knows messages to be committed up to %d: its disk is an older image, or lost some", k.History.End, k.Told)
 }
 
 // mostComplete returns whose journal to copy: on auto broker groups a current member of the registry's set, else the most complete of all others, which must

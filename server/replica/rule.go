@@ -27,7 +27,8 @@ const (
 	ruleNewStoreNewTerm
 	ruleOpenConfirmsTerm
 	ruleOldImage
-	ruleFence // who copies counts what others have only after they promised the term: not in the model, where nothing is under way between brokers
+	ruleToldStops // "or ends below the committed position ... waits or asks the operator": as masters told the registry
+	ruleFence     // who copies counts what others have only after they promised the term: not in the model, where nothing is under way between brokers
 )
 
 // off says whether r is switched off.

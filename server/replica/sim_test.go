@@ -435,7 +435,7 @@ func (n *simNode) poll() {
 	life := n.life
 	n.w.send(n.name, "", func() {
 		if row, ok := n.w.reg.answer(); ok {
-			told := journal.Position(n.w.reg.told(row.Term))
+			told := journal.Position(n.w.reg.base().Committed)
 			n.w.send("", n.name, func() { n.told = told; n.hearRow(row) })
 		}
 	})
@@ -530,7 +530,7 @@ func (n *simNode) decide() {
 	case ActCopy:
 		n.copy(d)
 	case ActTerm:
-		a := term.Ask{Master: n.self(), Term: n.disk.state.Granted, Change: k.Row.Change, Copied: true, Seen: d.Seen}
+		a := term.Ask{Master: n.self(), Term: n.disk.state.Granted, Change: k.Row.Change, Copied: true, Seen: d.Seen, End: uint64(n.disk.end())}
 		n.w.send(n.name, "", func() {
 			if row, _, ok := n.w.reg.compare(a); ok {
 				n.w.send("", n.name, func() { n.hearRow(row) })

@@ -152,8 +152,12 @@ func (w *world) lives(within time.Duration) bool {
 			}
 			w.run(500 * time.Millisecond)
 			for _, n := range w.nodes {
-				if w.imaged && n.refused && n.w.now.Sub(until) > -within/2 {
+				late := n.w.now.Sub(until) > -within/2
+				if w.imaged && n.refused && late {
 					w.reg.force(n, false) // it has what the master's older image lacks, and an operator says so
+				}
+				if w.ghost.happened && n.short() && late {
+					w.reg.force(n, false) // what was on a disk that was destroyed is nowhere
 				}
 			}
 			ok = slices.ContainsFunc(w.ghost.ok, func(id int) bool { return slices.Contains(ids, id) })
@@ -163,6 +167,11 @@ func (w *world) lives(within time.Duration) bool {
 		}
 	}
 	return true
+}
+
+// short says whether the named master waits because it lacks what the registry knows to be committed.
+func (n *simNode) short() bool {
+	return n.up && n.leader == nil && n.row != nil && n.row.Master.Broker == n.name && n.told > n.disk.end()
 }
 
 // things that happen at random, and how often where they happen at all.

@@ -60,6 +60,13 @@ func (g *simRegistry) highest() uint32 {
 // answer is the row, if anything is answered.
 func (g *simRegistry) answer() (term.Row, bool) { return g.row, !g.row.Unanswerable(g.generation) }
 
+// base is the row with what is known to be committed, which changes of it keep.
+func (g *simRegistry) base() term.Row {
+	row := g.row
+	row.Committed = max(row.Committed, g.told(row.Term))
+	return row
+}
+
 // told is what masters of the term said to be committed.
 func (g *simRegistry) told(t uint32) uint64 {
 	if g.knownOf != t {
@@ -69,7 +76,7 @@ func (g *simRegistry) told(t uint32) uint64 {
 }
 
 func (g *simRegistry) compare(a term.Ask) (row term.Row, changed, ok bool) {
-	row, err := g.row.Compare(a, g.highest(), g.generation)
+	row, err := g.base().Compare(a, g.highest(), g.generation)
 	switch {
 	case errors.Is(err, term.ErrStale):
 		return g.row, false, true
@@ -104,14 +111,14 @@ func (n *simNode) beat() {
 
 func (g *simRegistry) register(rep term.Report) {
 	if g.w.offRow&(rowBootMembership|rowMembershipNamesStore) == 0 {
-		if row, err := g.row.Register(rep, true, g.generation); err == nil {
+		if row, err := g.base().Register(rep, true, g.generation); err == nil {
 			g.set(row)
 		}
 	} else if g.row.Term == 0 {
-		row, _ := g.row.Register(rep, true, g.generation)
+		row, _ := g.base().Register(rep, true, g.generation)
 		g.set(row)
 	}
-	row, changed := g.row.Confirm(rep, g.list(), g.generation)
+	row, changed := g.base().Confirm(rep, g.list(), g.generation)
 	if !changed {
 		return
 	}
@@ -143,7 +150,7 @@ func (g *simRegistry) tick() {
 		if g.row.Term == 0 && g.row.Highest(g.list()) == 0 {
 			return // the first one is named when it registers
 		}
-		if row, err := g.row.Refill(group, reports, nil, g.generation); err == nil {
+		if row, err := g.base().Refill(group, reports, nil, g.generation); err == nil {
 			g.set(row)
 		}
 		return
@@ -159,7 +166,8 @@ func (g *simRegistry) tick() {
 
 func (g *simRegistry) promote(silent func(string) bool) {
 	var alive []term.Report
-	known, row := g.told(g.row.Term), g.row
+	row := g.base()
+	known := row.Committed
 	if g.w.offRow&rowKnown != 0 {
 		known = 0
 	}
@@ -204,7 +212,7 @@ func (g *simRegistry) restore(row term.Row) {
 
 // force is an operator's promotion: every other broker is off, or answers that it stops. lost: it ends before the row is written.
 func (g *simRegistry) force(to *simNode, lost bool) bool {
-	if !g.up || g.row.Unanswerable(g.generation) || g.row.Term == 0 || !to.up || to.paused || g.row.Master.Broker == to.name {
+	if !g.up || g.row.Unanswerable(g.generation) || g.row.Term == 0 || !to.up || to.paused || to.leader != nil {
 		return false
 	}
 	reports := []term.Report{to.report()}
@@ -217,7 +225,7 @@ func (g *simRegistry) force(to *simNode, lost bool) bool {
 			reports = append(reports, n.report())
 		}
 	}
-	row, err := g.row.Force(to.self(), append(g.list(), reports...), g.generation)
+	row, err := g.base().Force(to.self(), append(g.list(), reports...), g.generation)
 	if err != nil {
 		return false
 	}

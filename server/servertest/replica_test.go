@@ -492,6 +492,78 @@ func TestOtherDisk(t *testing.T) {
 	received(t, cl, "orders", 30)
 }
 
+// TestOldImage: the disk of a master that went on alone comes back as an older image, and then both disks are empty: nobody begins without what
+// was acknowledged, and all says why, until an operator promotes by force.
+func TestOldImage(t *testing.T) {
+	t.Parallel()
+	c, g, cl := replicated(t, ClusterOptions{})
+	a, b := g.Brokers[0], g.Brokers[1]
+	waits := func(why string) {
+		t.Helper()
+		g.Await(why, func(all map[string]*wire.ReplicaStatus) bool {
+			st := all[a.Name()]
+			return st.GetRole() == "waiting" && strings.Contains(st.GetWhy(), why) && strings.Contains(st.GetWhy(), "promote by force")
+		})
+		if _, err := g.Do(&wire.BrokerGroupRequest{Action: "promote", Broker: a.Name()}); err != nil {
+			t.Error(err)
+		}
+		waitsStill := g.Status()[a.Name()]
+		if waitsStill.GetRole() != "waiting" {
+			t.Errorf("it was promoted without force: %v", waitsStill)
+		}
+		r, err := g.Do(&wire.BrokerGroupRequest{Action: "promote", Broker: a.Name(), Force: true})
+		if err != nil || len(r.Lost) == 0 || !strings.Contains(r.Lost[0], "messages were acknowledged up to") {
+			t.Errorf("%v, %v", r, err)
+		}
+		if m := g.Master(); m != a {
+			t.Errorf("%s is master", m.Name())
+		}
+		g.InSync(1)
+	}
+	if err := send(t, cl, "orders", "both have it"); err != nil {
+		t.Fatal(err)
+	}
+	c.Kill(b)
+	g.InSync(0)
+	image := a.Disk().Image()
+	for i := range 10 {
+		if err := send(t, cl, "orders", fmt.Sprint("only the master has it ", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	heard := func() {
+		end := g.Status()[a.Name()].GetCommitted()
+		until(t, "the registry hears what is committed", func() bool {
+			r, err := c.Registries[0].Registry().ListNodes(context.Background(), &wire.ListNodesRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return slices.ContainsFunc(r.Nodes, func(n *wire.Node) bool { return n.Last.Node == a.Name() && n.Last.Replica.GetCommitted() >= end })
+		})
+	}
+	heard()
+	c.Kill(a)
+	a.SetDisk(image)
+	a.StartAgain()
+	b.StartAgain()
+	waits("its disk is an older image")
+	if err := send(t, cl, "orders", "after it"); err != nil {
+		t.Fatal(err)
+	}
+	g.SameEnds()
+	heard()
+	for _, s := range []*Server{a, b} {
+		c.Kill(s)
+		c.EmptyDisk(s)
+	}
+	a.StartAgain()
+	b.StartAgain()
+	waits("its store is empty")
+	if err := send(t, cl, "orders", "after that"); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestPowerLoss: all lose their power at once; what was answered is there when they are back, whoever is first.
 func TestPowerLoss(t *testing.T) {
 	t.Parallel()

@@ -67,6 +67,9 @@ func (r Row) Compare(a Ask, seen uint32, generation uint64) (Row, error) {
 		if a.To != "" {
 			return r, fmt.Errorf("%w: a term of its own, and to hand over", ErrAsk)
 		}
+		if a.End < r.Committed {
+			return r, fmt.Errorf("%w: that of broker %s ends at %d, and %d is committed", ErrShort, a.Master.Broker, a.End, r.Committed)
+		}
 		next := r.grant(a.Master, r.Set, max(seen, a.Seen), false)
 		next.Fence = true // what its former life sent in the old term may have reached a slave since it copied
 		return next, nil
@@ -87,7 +90,7 @@ func (r Row) Compare(a Ask, seen uint32, generation uint64) (Row, error) {
 // grant names m master of a term higher than any that was met; it carries the set that was (rule GrantNamesBoot: with m's boot and store).
 func (r Row) grant(m Member, set []Member, seen uint32, forced bool) Row {
 	set = slices.DeleteFunc(slices.Clone(set), func(s Member) bool { return s.Broker == m.Broker })
-	return Row{Term: max(r.Term, seen) + 1, Master: m, Forced: forced, Set: set, Change: r.Change + 1, Generation: r.Generation}
+	return Row{Term: max(r.Term, seen) + 1, Master: m, Forced: forced, Set: set, Change: r.Change + 1, Generation: r.Generation, Committed: r.Committed}
 }
 
 // Highest is the highest term that the reports and the row know.
@@ -130,6 +133,7 @@ func (r Row) Force(to Member, reports []Report, generation uint64) (Row, error) 
 	if r.Unanswerable(generation) || r.Term == 0 {
 		return r, ErrNotReady
 	}
+	r.Committed = 0 // what the promoted one does not have of it is given up
 	return r.grant(to, nil, r.Highest(reports), true), nil
 }
 
@@ -142,11 +146,17 @@ type Loss struct {
 	Acked    bool // Broker knows some of it to be committed
 	Diverged bool // its last epoch is a later one: more than Beyond may be missing
 	Unasked  bool // it is off: nobody knows what it has
+	// Committed is up to where a master said that messages are committed, which the promoted one does not have; Broker is empty.
+	Committed uint64
 }
 
-// Losses says what may be lost when to is promoted: nothing if it is empty. reports are those of all other brokers that answered.
-func Losses(to Report, reports []Report, off []string) []Loss {
+// Losses says what may be lost when to is promoted: nothing if it is empty. reports are those of all other brokers that answered, committed is
+// the row's.
+func Losses(to Report, reports []Report, off []string, committed uint64) []Loss {
 	var out []Loss
+	if committed > to.End && !slices.ContainsFunc(reports, func(rep Report) bool { return rep.End >= committed }) { // else it is in what that one has more
+		out = append(out, Loss{Beyond: committed - to.End, Acked: true, Committed: committed})
+	}
 	for _, rep := range reports {
 		if rep.Broker == to.Broker || !rep.MoreComplete(to) {
 			continue

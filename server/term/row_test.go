@@ -125,10 +125,10 @@ func TestForce(t *testing.T) {
 		t.Errorf("%+v, %v, want %+v", got, err, want)
 	}
 	want := []Loss{{Broker: "a", Beyond: 5, Acked: true, Diverged: true}, {Broker: "d", Unasked: true}}
-	if got := Losses(to, others, []string{"d"}); !reflect.DeepEqual(got, want) {
+	if got := Losses(to, others, []string{"d"}, 10); !reflect.DeepEqual(got, want) {
 		t.Errorf("losses %+v, want %+v", got, want)
 	}
-	if got := Losses(others[0], []Report{to, others[1]}, nil); got != nil {
+	if got := Losses(others[0], []Report{to, others[1]}, nil, 15); got != nil {
 		t.Errorf("losses of the most complete: %+v", got)
 	}
 }

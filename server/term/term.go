@@ -33,6 +33,9 @@ type Row struct {
 	// Start is that of the master's last opening that the registry heard of: a master whose journal does not know it has lost its end, or is an
 	// older image of itself.
 	Start uint32 `json:"start,omitempty"`
+	// Committed is the highest position that a master said to be committed, as of the last write of the row; 0: not known. The next terms
+	// keep it, until an operator promotes by force: no master opens with a journal that ends below it.
+	Committed uint64 `json:"committed,omitempty"`
 	// Generation of the metadata in which the row was confirmed: in another one every set counts as empty, and nothing is answered
 	// until all nodes of the broker group have reported (Refill).
 	Generation uint64 `json:"generation,omitempty"`
@@ -66,6 +69,7 @@ type Ask struct {
 	// asks for a term of its own, because its start counter went with the disk. Seen is the highest term that it heard of.
 	Copied bool
 	Seen   uint32
+	End    uint64 // of the journal; with Copied
 }
 
 var (
@@ -73,6 +77,8 @@ var (
 	ErrStale = errors.New("term: the broker group's row has changed")
 	// ErrNotReady: after a new generation of the metadata not all nodes have reported yet.
 	ErrNotReady = errors.New("term: not all brokers of the broker group have reported since the metadata's new generation")
+	// ErrShort: messages are committed that the journal of who asks does not have.
+	ErrShort = errors.New("term: the journal ends below what is committed")
 	// ErrAsk: what was asked for contradicts itself, or the row.
 	ErrAsk = errors.New("term: this change of the broker group cannot be")
 	// ErrNoCandidate: nobody can be promoted without the loss of acknowledged messages.

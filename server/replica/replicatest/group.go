@@ -308,7 +308,7 @@ func (n *Node) Start(ctx context.Context) error {
 		case replica.ActLead:
 			return n.open(ctx, k.State.Granted, d.Forced)
 		case replica.ActTerm:
-			if _, _, err := n.g.Registry.ask(term.Ask{Master: node.Self, Term: k.Row.Term, Change: k.Row.Change, Copied: true, Seen: d.Seen}); err != nil {
+			if _, _, err := n.g.Registry.ask(term.Ask{Master: node.Self, Term: k.Row.Term, Change: k.Row.Change, Copied: true, Seen: d.Seen, End: uint64(k.History.End)}); err != nil {
 				return err
 			}
 		}
