@@ -20,6 +20,7 @@ import (
 type replicaInfo struct {
 	Role        string      `json:"role"` // master, slave, waiting, copying
 	Why         string      `json:"why,omitempty"`
+	NoRoom      string      `json:"noRoom,omitempty"`
 	Epoch       string      `json:"epoch"` // term.start
 	Begin       uint64      `json:"begin"` // positions
 	End         uint64      `json:"end"`
@@ -50,7 +51,7 @@ func replicaOf(r *admin.Replica) *replicaInfo {
 		return nil
 	}
 	i := &replicaInfo{
-		Role: r.Role, Why: r.Why, Epoch: r.Epoch.String(), Begin: r.Begin, End: r.End, Synced: r.Synced, Committed: r.Committed, SeenTerm: r.SeenTerm, Refused: r.Refused,
+		Role: r.Role, Why: r.Why, NoRoom: r.NoRoom, Epoch: r.Epoch.String(), Begin: r.Begin, End: r.End, Synced: r.Synced, Committed: r.Committed, SeenTerm: r.SeenTerm, Refused: r.Refused,
 		Serving: r.Serving, Fresh: r.Fresh, SyncDelayMs: r.SyncDelay.Milliseconds(), Store: r.Store, Boot: r.Boot,
 	}
 	for _, s := range r.Slaves {
@@ -75,12 +76,20 @@ func copyText(n admin.Node) string {
 	}
 }
 
+// because is why a copy is as it is.
+func because(r *admin.Replica) string {
+	if r.NoRoom == "" || r.Why == "" {
+		return r.NoRoom + r.Why
+	}
+	return r.NoRoom + "; " + r.Why
+}
+
 // brokerGroupInfo is the stable form of how a broker group is.
 type brokerGroupInfo struct {
 	Name      string     `json:"name"`
 	Mode      string     `json:"mode"`
 	State     string     `json:"state"`
-	Condition string     `json:"condition"` // ok, degraded, no-master, waiting, refused; with why, and since when
+	Condition string     `json:"condition"` // ok, degraded, full, no-master, waiting, refused; with why, and since when
 	Term      uint32     `json:"term"`
 	Master    string     `json:"master,omitempty"`
 	Forced    bool       `json:"forced,omitempty"`
@@ -153,7 +162,7 @@ func listCopies(g admin.BrokerGroup) listing {
 		i := nodeOf(n)
 		row := []any{n.Name, copyText(n), orText(i.State, "-"), "-", "-", "-", "-", "-", "-", n.Silent.Round(100 * time.Millisecond), ""}
 		if r := n.Replica; r != nil {
-			row[4], row[5], row[6], row[10] = r.Epoch, r.Committed, r.End, r.Why
+			row[4], row[5], row[6], row[10] = r.Epoch, r.Committed, r.End, because(r)
 		}
 		if s, ok := slaves[n.Name]; ok {
 			row[3], row[7], row[8] = yesText(s.InSync), fmt.Sprintf("%s, %v", formatSize(int64(s.Behind)), s.Lag.Round(time.Millisecond)), s.Ack
@@ -188,7 +197,8 @@ func brokerGroupStatusCommand() *cobra.Command {
 		Use: "status [NAME]", Short: "Say who is master, which slaves are in sync, and what is wrong", Args: cobra.MaximumNArgs(1),
 		Long: `Say who is master, which slaves are in sync, and what is wrong: all broker groups, one a line, or one with its brokers.
 
-Conditions: ok; degraded, it goes on with fewer copies than it has brokers; waiting, its master lives and does not serve yet; no-master, its master is away or
+Conditions: ok; degraded, it goes on with fewer copies than it has brokers; full, its
+master takes no messages, for its disk is full; waiting, its master lives and does not serve yet; no-master, its master is away or
 failed: nothing is sent to it, and a slave gives what is there; refused, a broker would have to give up what it knows to be committed, and an operator must look.
 
 With --watch it is said again and again, until Ctrl-C; a registry that is away is waited for.`,

@@ -724,6 +724,16 @@ func (x *replicas) tell(broker string, row term.Row) {
 
 // status is what the broker says of its copy of the journal.
 func (x *replicas) status() *wire.ReplicaStatus {
+	st := x.statusOfLog()
+	if e := x.r.engine.Load(); e != nil && st.NoRoom == "" {
+		if k := e.keeper.Load(); k != nil {
+			st.NoRoom = k.Refusing()
+		}
+	}
+	return st
+}
+
+func (x *replicas) statusOfLog() *wire.ReplicaStatus {
 	m, s := x.master.Load(), x.slave.Load()
 	x.mu.Lock() // after: what was looked at is of a log that is closed
 	waiting, copying, why, looked := x.mu.waiting, x.mu.copying, x.mu.why, x.mu.looked

@@ -2815,6 +2815,7 @@ type ReplicaStatus struct {
 	Slaves        []*SlaveStatus         `protobuf:"bytes,13,rep,name=slaves,proto3" json:"slaves,omitempty"`                                 // of a master
 	SyncDelayMs   uint64                 `protobuf:"varint,14,opt,name=sync_delay_ms,json=syncDelayMs,proto3" json:"sync_delay_ms,omitempty"` // of a slave: age of the oldest byte that is not on its disk
 	Begin         uint64                 `protobuf:"varint,15,opt,name=begin,proto3" json:"begin,omitempty"`
+	NoRoom        string                 `protobuf:"bytes,16,opt,name=no_room,json=noRoom,proto3" json:"no_room,omitempty"` // why nothing more is taken here: a disk is full
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2952,6 +2953,13 @@ func (x *ReplicaStatus) GetBegin() uint64 {
 		return x.Begin
 	}
 	return 0
+}
+
+func (x *ReplicaStatus) GetNoRoom() string {
+	if x != nil {
+		return x.NoRoom
+	}
+	return ""
 }
 
 type SlaveStatus struct {
@@ -3334,7 +3342,7 @@ type BrokerGroupStatus struct {
 	State         string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"` // active, read-only, draining
 	Row           []byte                 `protobuf:"bytes,4,opt,name=row,proto3" json:"row,omitempty"`     // JSON of server/term.Row; empty: it has none yet
 	Brokers       []*Node                `protobuf:"bytes,5,rep,name=brokers,proto3" json:"brokers,omitempty"`
-	Condition     string                 `protobuf:"bytes,6,opt,name=condition,proto3" json:"condition,omitempty"` // ok, degraded, no-master, waiting, refused; with why
+	Condition     string                 `protobuf:"bytes,6,opt,name=condition,proto3" json:"condition,omitempty"` // ok, degraded, full, no-master, waiting, refused; with why
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -8882,7 +8890,7 @@ const file_jmq_proto_rawDesc = "" +
 	"\tbytes_out\x18\r \x01(\x04R\bbytesOut\x12 \n" +
 	"\vconnections\x18\x0e \x01(\rR\vconnections\x124\n" +
 	"\areplica\x18\x0f \x01(\v2\x1a.jmq.wire.v1.ReplicaStatusR\areplica\x12\x14\n" +
-	"\x05slave\x18\x10 \x01(\bR\x05slave\"\x90\x03\n" +
+	"\x05slave\x18\x10 \x01(\bR\x05slave\"\xa9\x03\n" +
 	"\rReplicaStatus\x12\x14\n" +
 	"\x05store\x18\x01 \x01(\tR\x05store\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12\x12\n" +
@@ -8899,7 +8907,8 @@ const file_jmq_proto_rawDesc = "" +
 	"\x03why\x18\f \x01(\tR\x03why\x120\n" +
 	"\x06slaves\x18\r \x03(\v2\x18.jmq.wire.v1.SlaveStatusR\x06slaves\x12\"\n" +
 	"\rsync_delay_ms\x18\x0e \x01(\x04R\vsyncDelayMs\x12\x14\n" +
-	"\x05begin\x18\x0f \x01(\x04R\x05begin\"\xdf\x01\n" +
+	"\x05begin\x18\x0f \x01(\x04R\x05begin\x12\x17\n" +
+	"\ano_room\x18\x10 \x01(\tR\x06noRoom\"\xdf\x01\n" +
 	"\vSlaveStatus\x12\x16\n" +
 	"\x06broker\x18\x01 \x01(\tR\x06broker\x12\x14\n" +
 	"\x05store\x18\x02 \x01(\tR\x05store\x12\x12\n" +

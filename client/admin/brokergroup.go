@@ -21,6 +21,7 @@ func epochOf(n uint64) Epoch { return Epoch{uint32(n >> 32), uint32(n)} }
 type Replica struct {
 	Role      string // master, slave, waiting, copying
 	Why       string // it waits, refuses, or is degraded
+	NoRoom    string // why nothing more is taken there: a disk is full
 	Store     string // id
 	Boot      string // of what it may rely on
 	Epoch     Epoch  // of a master its own, else that of the journal's last record
@@ -52,7 +53,7 @@ func replicaOf(s *wire.ReplicaStatus) *Replica {
 		return nil
 	}
 	r := &Replica{
-		Role: s.Role, Why: s.Why, Store: s.Store, Boot: s.Boot, Epoch: epochOf(s.Epoch), Begin: s.Begin, End: s.End, Synced: s.Synced, Committed: s.Committed,
+		Role: s.Role, Why: s.Why, NoRoom: s.NoRoom, Store: s.Store, Boot: s.Boot, Epoch: epochOf(s.Epoch), Begin: s.Begin, End: s.End, Synced: s.Synced, Committed: s.Committed,
 		SeenTerm: s.SeenTerm, Refused: s.Refused, Serving: s.Serving, Fresh: s.Fresh, SyncDelay: time.Duration(s.SyncDelayMs) * time.Millisecond,
 	}
 	for _, x := range s.Slaves {
@@ -79,7 +80,7 @@ type BrokerGroup struct {
 	Mode      string // fixed, auto
 	State     string // active, read-only, draining
 	Row       Row
-	Condition string // ok, degraded, no-master, waiting, refused; with why, and since when
+	Condition string // ok, degraded, full, no-master, waiting, refused; with why, and since when
 	Brokers   []Node // the master first
 }
 

@@ -56,6 +56,14 @@ func (b *Broker) weigh(ctx context.Context, do func() error) error {
 	if err := b.check(); err != nil {
 		return err
 	}
+	return b.weighAt(ctx, do)
+}
+
+// weighAt does so at slaves that do not serve too.
+func (b *Broker) weighAt(ctx context.Context, do func() error) error {
+	if err := b.ready(); err != nil {
+		return err
+	}
 	select {
 	case b.heavy <- struct{}{}:
 		defer func() { <-b.heavy }()
@@ -89,7 +97,7 @@ const (
 	holdsMax     = 1000
 )
 
-// StoreUsage implements wire.Admin.
+// StoreUsage implements wire.Admin. A slave answers it too: its disk is its own.
 func (b *Broker) StoreUsage(ctx context.Context, r *wire.StoreUsageRequest) (*wire.StoreUsageResponse, error) {
 	if err := b.may(ctx, meta.ReadStore, "", ""); err != nil {
 		return nil, b.refuse(err)
@@ -99,7 +107,7 @@ func (b *Broker) StoreUsage(ctx context.Context, r *wire.StoreUsageRequest) (*wi
 	}
 	asked := &wire.StoreUsageRequest{HoldsMax: min(orDefault(r.HoldsMax, holdsDefault), holdsMax)}
 	var response *wire.StoreUsageResponse
-	err := b.weigh(ctx, func() (err error) {
+	err := b.weighAt(ctx, func() (err error) {
 		response, err = b.o.Usage(ctx, asked)
 		return err
 	})

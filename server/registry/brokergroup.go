@@ -29,6 +29,7 @@ const (
 const (
 	conditionOK       = "ok"
 	conditionDegraded = "degraded"  // it goes on with fewer copies than it has brokers
+	conditionFull     = "full"      // its master takes no messages, for its disk is full
 	conditionNoMaster = "no-master" // nothing can be sent to it
 	conditionWaiting  = "waiting"   // its master lives, and may or can not serve yet
 	conditionRefused  = "refused"   // a broker would have to give up what it knows to be committed: an operator must look
@@ -186,8 +187,14 @@ func condition(s *meta.Snapshot, name string, row term.Row, g *replicas) (kind, 
 	for _, x := range g.status[master].GetSlaves() {
 		slaves[x.Broker] = x
 	}
-	var out []string
+	if full := g.status[master].GetNoRoom(); full != "" {
+		return conditionFull, "broker " + master + ", its master, takes no messages: " + full
+	}
+	var out, full []string
 	for _, b := range g.names {
+		if w := g.status[b].GetNoRoom(); w != "" && g.living[b] {
+			full = append(full, "broker "+b+": "+w)
+		}
 		switch x := slaves[b]; {
 		case b == master || x.GetInSync():
 		case !g.living[b]:
@@ -200,7 +207,9 @@ func condition(s *meta.Snapshot, name string, row term.Row, g *replicas) (kind, 
 	}
 	switch {
 	case len(out) > 0:
-		return conditionDegraded, fmt.Sprintf("%d of %d slaves in sync; %s", len(g.names)-1-len(out), len(g.names)-1, strings.Join(out, ", "))
+		return conditionDegraded, fmt.Sprintf("%d of %d slaves in sync; %s", len(g.names)-1-len(out), len(g.names)-1, strings.Join(append(out, full...), ", "))
+	case len(full) > 0:
+		return conditionOK, strings.Join(full, ", ")
 	case len(g.names) == 1:
 		return conditionOK, "it has one broker, and no second copy"
 	}

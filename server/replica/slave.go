@@ -21,7 +21,8 @@ const (
 	backOffMax    = 500 * time.Millisecond // so that a master that returns is found soon
 	lookEvery     = 50 * time.Millisecond  // at the row, and whether the master is silent
 	refusedPause  = time.Second
-	silentSession = 3 // of AwayAfter, at most: then another connection is tried
+	fullPause     = 5 * time.Second // of a slave whose disk is full
+	silentSession = 3               // of AwayAfter, at most: then another connection is tried
 )
 
 // Slave is the log of a slave: it follows the master that it is told of, and commits what that has committed. It is a local.Log whose appends
@@ -52,6 +53,7 @@ type Slave struct {
 		why     string // it must be opened anew, or cannot follow
 		reopen  bool
 		refused bool
+		full    string           // why it takes nothing more: its disk is full
 		master  string           // whom it follows; "": nobody
 		inSync  bool             // as the master says
 		handing string           // to whom the master hands over
@@ -187,6 +189,11 @@ func (s *Slave) run() {
 		if s.ctx.Err() != nil || errors.Is(err, errReopen) {
 			return
 		}
+		if errors.Is(err, journal.ErrNoSpace) {
+			s.setFull(err)
+			s.rest(fullPause)
+			continue
+		}
 		if text := err.Error(); text != said {
 			said = text
 			s.n.Logger.Info("slave does not follow", "broker", s.n.Self.Broker, "brokerGroup", s.n.BrokerGroup, "master", master, "err", err)
@@ -195,6 +202,33 @@ func (s *Slave) run() {
 			return
 		}
 		back = min(2*back, backOffMax)
+	}
+}
+
+// rest waits, and hears the registry's row meanwhile.
+func (s *Slave) rest(d time.Duration) {
+	for end := s.n.Now().Add(d); s.n.Now().Before(end); {
+		if _, _, err := s.row(); err != nil || !sleep(s.ctx, lookEvery) {
+			return
+		}
+	}
+}
+
+// setFull notes that nothing more is taken, and why; nil: something was.
+func (s *Slave) setFull(err error) {
+	full := ""
+	if err != nil {
+		full = "its disk has no room for a segment of the journal"
+	}
+	s.mu.Lock()
+	was := s.mu.full
+	s.mu.full = full
+	s.mu.Unlock()
+	switch {
+	case full != "" && was == "":
+		s.n.Logger.Warn("slave has no room for what its master has, trying again now and then", "broker", s.n.Self.Broker, "brokerGroup", s.n.BrokerGroup, "every", fullPause, "err", err)
+	case full == "" && was != "":
+		s.n.Logger.Info("slave has room again", "broker", s.n.Self.Broker, "brokerGroup", s.n.BrokerGroup)
 	}
 }
 
@@ -535,6 +569,7 @@ func (f *following) take(frame wire.Frame) error {
 		s.mu.dirty = now
 	}
 	committed := s.mu.f.Wrote(end, journal.Position(a.committed))
+	roomAgain := s.mu.full != "" && (a.inSync || len(frame.Payload) > 0)
 	changed := s.mu.inSync != a.inSync || s.mu.handing != string(a.transfer)
 	if changed {
 		s.mu.inSync, s.mu.handing = a.inSync, string(a.transfer)
@@ -546,6 +581,9 @@ func (f *following) take(frame wire.Frame) error {
 	if uint64(committed) > s.applied.Load() {
 		s.applied.Store(uint64(committed))
 		s.SetCommitted(committed)
+	}
+	if roomAgain {
+		s.setFull(nil)
 	}
 	if trim {
 		s.n.MasterBegin(begin, journal.Position(a.committed))
@@ -635,7 +673,7 @@ func (s *Slave) Status() *wire.ReplicaStatus {
 	return &wire.ReplicaStatus{
 		Store: hex.EncodeToString(s.log.store[:]), Boot: s.n.State.Get().Boot, Role: roleSlave, Epoch: uint64(h.Last()), End: uint64(h.End), Synced: uint64(s.Synced()),
 		Committed: uint64(max(committed, s.mu.f.Committed())), SeenTerm: s.mu.f.Seen(), Refused: s.mu.refused, Fresh: h.End == 0, Why: s.mu.why,
-		SyncDelayMs: uint64(delay.Milliseconds()), Begin: uint64(h.Begin),
+		SyncDelayMs: uint64(delay.Milliseconds()), Begin: uint64(h.Begin), NoRoom: s.mu.full,
 	}
 }
 

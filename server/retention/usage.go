@@ -48,7 +48,7 @@ func (k *Keeper) Usage(_ context.Context, r *wire.StoreUsageRequest) (*wire.Stor
 	for _, h := range u.Holes[:min(len(u.Holes), holesMost)] {
 		out.Holes = append(out.Holes, &wire.StoreHole{From: uint64(h.From), To: uint64(h.To), Messages: h.Messages})
 	}
-	out.Why = why(&u, &s, out.Holds, wall)
+	out.Why = why(&u, &s, out.Holds, wall, k.o.Follows)
 	return out, nil
 }
 
@@ -142,7 +142,7 @@ func (k *Keeper) find(p store.Partition) (store.Topic, bool) {
 }
 
 // why is what state the store is in, and what would have to happen for its oldest segment to go.
-func why(u *store.Usage, s *status, holds []*wire.StoreHold, wall time.Time) string {
+func why(u *store.Usage, s *status, holds []*wire.StoreHold, wall time.Time, follows bool) string {
 	var b strings.Builder
 	switch {
 	case s.gone != "":
@@ -161,6 +161,8 @@ func why(u *store.Usage, s *status, holds []*wire.StoreHold, wall time.Time) str
 	switch {
 	case u.Segments <= 1:
 		b.WriteString("The journal is one segment, which is being written.")
+	case follows && len(holds) == 0:
+		fmt.Fprintf(&b, "Nothing holds the oldest segment%s so it goes when the master lets go of it.", strings.TrimSuffix(begun, ",")+",")
 	case len(holds) == 0:
 		fmt.Fprintf(&b, "Nothing holds the oldest segment%s so the next pass frees it.", strings.TrimSuffix(begun, ",")+",")
 	default:

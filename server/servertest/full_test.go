@@ -274,6 +274,61 @@ func (f *filling) judge() {
 	}
 }
 
+// TestSlaveDiskFull: a slave whose disk is full says so, and answers what its disk holds; the master goes on without it. When it has room again it takes what it missed.
+// A master whose disk is full says that it takes no messages.
+func TestSlaveDiskFull(t *testing.T) {
+	disks := map[string]string{}
+	c := StartCluster(t, ClusterOptions{Slaves: 1, Each: func(c *server.Config) {
+		fast(c)
+		if len(c.Roles) == 1 && c.Roles[0] == server.RoleBroker {
+			disks[c.Node.Name] = smallDisk(t)
+			c.Broker.Data = filepath.Join(disks[c.Node.Name], "data")
+			c.Broker.Journal.SegmentBytesMax = 256 << 10
+		}
+	}})
+	g := c.Groups[0]
+	g.InSync(1)
+	c.Registries[0].CreateTopic("orders", 1)
+	cl := c.Dial(strings.Join(Addresses(g.Brokers), ","))
+	condition := func() string {
+		r, err := g.Do(&wire.BrokerGroupRequest{Action: "status"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Groups[0].Condition
+	}
+	filler := filepath.Join(disks["b1s1"], "filler")
+	fill(t, filler)
+	body := strings.Repeat("x", 32<<10)
+	sent := 0
+	until(t, "the slave has no room", func() bool {
+		if err := send(t, cl, "orders", body); err != nil {
+			t.Fatal(err)
+		}
+		sent++
+		return strings.Contains(g.Status()["b1s1"].GetNoRoom(), "no room for a segment")
+	})
+	until(t, "it is told", func() bool {
+		return strings.Contains(condition(), "0 of 1 slaves in sync") && strings.Contains(condition(), "broker b1s1: its disk has no room for a segment of the journal")
+	})
+	if u, err := g.Broker("b1s1").Admin().StoreUsage(t.Context(), &wire.StoreUsageRequest{}); err != nil || u.State != "refusing" || u.Disks[0].Free != 0 {
+		t.Errorf("usage of the slave: %v, %v", u, err)
+	}
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	g.InSync(1)
+	g.SameEnds()
+	if full := g.Status()["b1s1"].GetNoRoom(); strings.Contains(full, "no room") {
+		t.Errorf("it has room, and says %q", full)
+	}
+	received(t, cl, "orders", sent)
+	until(t, "the master's is told", func() bool {
+		fill(t, filepath.Join(disks["b1"], "filler")) // also what it frees
+		return strings.HasPrefix(condition(), "full: broker b1, its master, takes no messages: the disk of the journal is 100 % full, since ")
+	})
+}
+
 // TestFullDisksHandOver: on disks with no byte left a broker hands over and takes over, by a transfer and by force, tells what is wrong, and lives.
 func TestFullDisksHandOver(t *testing.T) {
 	disks := map[string]string{}
