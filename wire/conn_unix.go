@@ -50,7 +50,7 @@ func (r *rawConn) readSome(fd uintptr) bool {
 			r.readE = errNoRoom
 			return true
 		}
-		n, err := syscall.Read(int(fd), room)
+		n, err := readSocket(fd, room)
 		switch {
 		case err == syscall.EINTR:
 			continue
@@ -79,7 +79,7 @@ func (r *rawConn) Read() (int, error) {
 
 func (r *rawConn) writeSome(fd uintptr) bool {
 	for {
-		n, err := syscall.Write(int(fd), r.out[r.wrote:])
+		n, err := writeSocket(fd, r.out[r.wrote:])
 		switch {
 		case err == syscall.EINTR:
 			continue
