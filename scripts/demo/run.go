@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -469,8 +470,16 @@ func (r *run) drain(ctx context.Context, c *client.Client) error {
 			seen, since = n, time.Now()
 		}
 		if seen == all {
-			lag, err := r.lag(ctx, c)
-			if err == nil && lag == 0 {
+			at := now()
+			lags, err := r.lags(ctx, c)
+			if err == nil && !slices.ContainsFunc(lags, func(l client.PartitionLag) bool { return l.Lag > 0 }) {
+				for _, l := range lags {
+					if err := r.history.Write(check.Event{
+						Op: check.OpBalance, Topic: topic, Group: l.Group, Partition: r.partition(l.BrokerGroup, l.Partition), Index: l.First, To: l.End, Pending: l.Lag, Call: at, Return: now(),
+					}); err != nil {
+						return err
+					}
+				}
 				for _, g := range groups {
 					if err := r.history.Write(check.Event{Op: check.OpDrain, Topic: topic, Group: g.name, Call: now()}); err != nil {
 						return err
@@ -490,15 +499,10 @@ func (r *run) drain(ctx context.Context, c *client.Client) error {
 	}
 }
 
-func (r *run) lag(ctx context.Context, c *client.Client) (uint64, error) {
+func (r *run) lags(ctx context.Context, c *client.Client) ([]client.PartitionLag, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	lags, err := c.GroupLag(ctx, topic, "")
-	sum := uint64(0)
-	for _, l := range lags {
-		sum += l.Lag
-	}
-	return sum, err
+	return c.GroupLag(ctx, topic, "")
 }
 
 // data are the folders of the brokers.

@@ -3,7 +3,6 @@ package servertest
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -759,18 +758,11 @@ func (c *campaign) audit(ctx context.Context, topic string) error {
 
 // keep writes the history where it can be looked at, and returns its name.
 func (v *verdict) keep() string {
-	f, err := os.CreateTemp("", "jmq-campaign-*.jsonl")
+	name, err := check.Keep(check.Kept(), "campaign", v.history)
 	if err != nil {
 		return err.Error()
 	}
-	defer f.Close()
-	enc := json.NewEncoder(f)
-	for _, e := range v.history {
-		if err := enc.Encode(e); err != nil {
-			return err.Error()
-		}
-	}
-	return f.Name()
+	return name
 }
 
 // cyclesEach is how long a campaign of a longer test is: each scan reads everything again.

@@ -267,7 +267,8 @@ func (f *filling) judge() {
 		}
 	}
 	if r := k.Report(); !r.OK() {
-		t.Errorf("%v", r)
+		name, err := check.Keep(check.Kept(), "disk-full", f.c.history.events)
+		t.Errorf("the history is in %s (%v)\n%v", name, err, r)
 	}
 	for _, p := range f.c.problems.list {
 		t.Error(p)

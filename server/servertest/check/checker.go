@@ -327,6 +327,8 @@ func (c *Checker) Add(e Event) error {
 	lk := logKey{topic, e.Partition}
 	gk := groupKey{c.names.number(e.Group), lk}
 	switch e.Op {
+	case OpHistory:
+		c.events--
 	case OpSend:
 		c.addSend(&e, proc, lk)
 	case OpRecv:

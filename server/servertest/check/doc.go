@@ -23,5 +23,6 @@
 // A violation is reported with its evidence. A check that found nothing to look at says so: "ok" is never a history
 // without the events that could have shown the opposite.
 //
-// Memory is a few hundred bytes a message, so histories of millions of messages need gigabytes; 100,000s are fine.
+// FORMAT.md has every event. A million operations (sends and acks of 333,000 messages and two groups, with what came of them: 490 MB of
+// lines) take 7 s of processor time and 0.7 GB.
 package check

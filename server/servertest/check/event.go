@@ -9,6 +9,8 @@ import (
 type Op string
 
 const (
+	// OpHistory begins a file: Version is that of the format. A file without it has the version of the day.
+	OpHistory Op = "history"
 	// OpSend is one call of Send for one message. Result empty: it was begun and its process died, which counts as
 	// unknown; an event with the same id and call replaces it. Partition and Index are the receipt's, when ok.
 	OpSend Op = "send"
@@ -60,6 +62,9 @@ const (
 	// OpDrain says that Group had nothing more to get from Topic at Call: what was sent before and is ok was given to it.
 	OpDrain Op = "drain"
 )
+
+// FormatVersion is that of FORMAT.md, which has the same in tables.
+const FormatVersion = 1
 
 // ReasonDamaged is an OpGap's reason that needs an OpLost.
 const ReasonDamaged = "damaged"
@@ -132,6 +137,10 @@ func (e *Event) Validate() error {
 		}
 	}
 	switch e.Op {
+	case OpHistory:
+		if e.Version != FormatVersion {
+			errs = append(errs, fmt.Errorf("the history has format version %d, not %d", e.Version, FormatVersion))
+		}
 	case OpSend:
 		need(e.Proc != "", "proc")
 		need(e.Topic != "", "topic")

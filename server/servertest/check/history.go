@@ -3,6 +3,7 @@ package check
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,7 +39,15 @@ func Create(name string) (*Writer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return NewWriter(f), nil
+	h := NewWriter(f)
+	info, err := f.Stat()
+	if err == nil && info.Size() == 0 {
+		err = h.Write(Event{Op: OpHistory, Version: FormatVersion})
+	}
+	if err != nil {
+		return nil, errors.Join(err, h.Close())
+	}
+	return h, nil
 }
 
 // Write adds events. An invalid event is refused: it would make the history useless.
@@ -116,16 +125,41 @@ const lineBytesMax = 1 << 20
 
 // Reader reads a history.
 type Reader struct {
-	in   *bufio.Scanner
-	line int
+	in    *bufio.Scanner
+	line  int
+	known map[string]string
 }
 
 // NewReader reads from r.
 func NewReader(r io.Reader) *Reader {
 	in := bufio.NewScanner(r)
 	in.Buffer(make([]byte, 0, 64<<10), lineBytesMax)
-	return &Reader{in: in}
+	return &Reader{in: in, known: map[string]string{}}
 }
+
+// Keep writes a history to a new file in folder, and returns its name.
+func Keep(folder, what string, events []Event) (name string, err error) {
+	f, err := os.CreateTemp(folder, "jmq-"+what+"-*.jsonl")
+	if err != nil {
+		return "", err
+	}
+	name = f.Name()
+	h := NewWriter(f)
+	err = h.Write(Event{Op: OpHistory, Version: FormatVersion})
+	for i := range events {
+		if err != nil {
+			break
+		}
+		err = h.Write(events[i])
+	}
+	return name, errors.Join(err, h.Close())
+}
+
+// Kept is the folder of JMQ_TEST_HISTORY, in which tests keep the histories of runs that failed, or the one for temporary files.
+func Kept() string { return cmp.Or(os.Getenv("JMQ_TEST_HISTORY"), os.TempDir()) }
+
+// Line is the number of the line of the last event, from 1.
+func (r *Reader) Line() int { return r.line }
 
 // Next returns the next event, io.EOF after the last, and a *LineError for a line that cannot be one. Empty lines are
 // passed over. After a LineError reading can go on with the next line.
@@ -134,6 +168,15 @@ func (r *Reader) Next() (Event, error) {
 		r.line++
 		line := bytes.TrimSpace(r.in.Bytes())
 		if len(line) == 0 {
+			continue
+		}
+		if e := (Event{}); e.line(line, r.known) {
+			switch err := e.Validate(); {
+			case err != nil:
+				return Event{}, &LineError{Line: r.line, Err: err}
+			case e.Op != OpHistory:
+				return e, nil
+			}
 			continue
 		}
 		var e Event
@@ -145,10 +188,12 @@ func (r *Reader) Next() (Event, error) {
 		if dec.InputOffset() != int64(len(line)) {
 			return Event{}, &LineError{Line: r.line, Err: errors.New("more than one value")}
 		}
-		if err := e.Validate(); err != nil {
+		switch err := e.Validate(); {
+		case err != nil:
 			return Event{}, &LineError{Line: r.line, Err: err}
+		case e.Op != OpHistory:
+			return e, nil
 		}
-		return e, nil
 	}
 	if err := r.in.Err(); err != nil {
 		return Event{}, &LineError{Line: r.line + 1, Err: err}
@@ -178,16 +223,70 @@ func Check(histories ...io.Reader) (*Report, error) {
 	return c.Report(), nil
 }
 
-// CheckFiles is Check of the files named.
+// CheckFiles is Check of the files named. A *LineError is wrapped with the name of its file.
 func CheckFiles(names ...string) (*Report, error) {
-	readers := make([]io.Reader, 0, len(names))
+	c := NewChecker()
 	for _, name := range names {
-		f, err := os.Open(name)
+		if err := each(name, func(_ int, e *Event) error { return c.Add(*e) }); err != nil {
+			return nil, err
+		}
+	}
+	return c.Report(), nil
+}
+
+func each(name string, do func(line int, e *Event) error) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	r := NewReader(f)
+	for {
+		e, err := r.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err == nil {
+			if err = do(r.line, &e); err != nil {
+				err = &LineError{Line: r.line, Err: err}
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+}
+
+// Concerned is what of a history a violation is about.
+type Concerned struct {
+	File string
+	Line int
+	Event
+}
+
+// ConcernedMost is how many lines are found for a violation.
+const ConcernedMost = 20
+
+// FindConcerned reads the files again, and finds the lines that the violations of a report are about, by check and offender.
+func FindConcerned(r *Report, names ...string) (map[string][][]Concerned, error) {
+	found := map[string][][]Concerned{}
+	for _, c := range r.Checks {
+		found[c.Name] = make([][]Concerned, len(c.Subjects))
+	}
+	for _, name := range names {
+		err := each(name, func(line int, e *Event) error {
+			for _, c := range r.Checks {
+				for i := range c.Subjects {
+					if lines := &found[c.Name][i]; len(*lines) < ConcernedMost && c.Subjects[i].Concerns(e) {
+						*lines = append(*lines, Concerned{name, line, *e})
+					}
+				}
+			}
+			return nil
+		})
 		if err != nil {
 			return nil, err
 		}
-		defer f.Close()
-		readers = append(readers, f)
 	}
-	return Check(readers...)
+	return found, nil
 }

@@ -2,11 +2,13 @@ package check
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"io"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -121,6 +123,180 @@ func TestBadLines(t *testing.T) {
 	r := NewReader(endless{})
 	if _, err := r.Next(); err == nil || !strings.Contains(err.Error(), "line 1") {
 		t.Errorf("a file without lines: %v", err)
+	}
+}
+
+// A file says which format it has; one of another is refused, with its line.
+func TestFormatVersion(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "history")
+	for range 2 { // the second time it is appended to
+		h, err := Create(name)
+		if err == nil {
+			err = errors.Join(h.Write(Event{Op: OpDie, Proc: "x", Call: 1}), h.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := os.ReadFile(name)
+	if want := `{"op":"history","call":0,"version":1}` + "\n" + strings.Repeat(`{"proc":"x","op":"die","call":1}`+"\n", 2); err != nil || string(b) != want {
+		t.Errorf("%s, %v, want %s", b, err, want)
+	}
+	if r, err := CheckFiles(name); err != nil || r.Events != 2 {
+		t.Errorf("%v, %v", r, err)
+	}
+	for _, s := range []string{`{"op":"history","version":2,"call":0}`, `{ "op":"history","version":2,"call":0}`, `{"op":"history"}`} {
+		var e *LineError
+		if _, err := Check(strings.NewReader("\n" + s)); !errors.As(err, &e) || e.Line != 2 || !strings.Contains(err.Error(), "format version") {
+			t.Errorf("%s: %v", s, err)
+		}
+	}
+}
+
+// What is kept is found again by the lines that a violation is about.
+func TestFindConcerned(t *testing.T) {
+	folder := t.TempDir()
+	events := runModel(5, noBug, 800)
+	at := slices.IndexFunc(events, func(e Event) bool { return e.Op == OpRecv && e.Index > 3 })
+	was := events[at]
+	changed := slices.Clone(events)
+	changed[at].Hash += "x"
+	name, err := Keep(folder, "test", changed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := CheckFiles(name)
+	if err != nil || !slices.Equal(r.Violated(), []string{"C2"}) {
+		t.Fatalf("%v, %v", r, err)
+	}
+	found, err := FindConcerned(r, name)
+	if err != nil || len(found["C2"]) != 1 {
+		t.Fatalf("%v, %v", found, err)
+	}
+	ops, line := map[Op]bool{}, false
+	for _, l := range found["C2"][0] {
+		ops[l.Op] = true
+		line = line || l.Line == at+2 && reflect.DeepEqual(l.Event, changed[at]) // below the first line
+		if l.ID != was.ID {
+			t.Errorf("line %d is about another message: %+v", l.Line, l.Event)
+		}
+	}
+	if !line || !ops[OpSend] || !ops[OpRecv] || !ops[OpScan] {
+		t.Errorf("%+v", found["C2"][0])
+	}
+}
+
+// Every op of the model is found by each kind of subject that is about it, and by no other's.
+func TestConcerns(t *testing.T) {
+	send := Event{Op: OpSend, Topic: "t", Partition: 1, Index: 4, ID: "a", Result: OK}
+	failed := Event{Op: OpSend, Topic: "t", Partition: 1, Index: 4, ID: "b", Result: Failed}
+	ack := Event{Op: OpAck, Topic: "t", Partition: 1, Group: "g", Index: 2, To: 6}
+	offset := Event{Op: OpOffset, Topic: "t", Partition: 1, Group: "g", Index: 9}
+	write := Event{Op: OpWrite, Key: "k"}
+	copied := Event{Op: OpCopy, Proc: "n", Index: 0, To: 9}
+	used := Event{Op: OpUsage, Proc: "n"}
+	all := []Event{send, failed, ack, offset, write, copied, used}
+	for _, c := range []struct {
+		about Subject
+		want  []Event
+	}{
+		{Subject{IDs: []string{"a"}}, []Event{send}},
+		{Subject{Topic: "t", Partition: 1, Group: "g", From: 4, To: 5}, []Event{send, ack}},
+		{Subject{Topic: "t", Partition: 1, Group: "g", From: 4, To: 5, Op: OpOffset}, []Event{send, ack, offset}},
+		{Subject{Topic: "t", Partition: 1, Group: "other", From: 4, To: 5}, []Event{send}},
+		{Subject{Topic: "t", Partition: 2, From: 4, To: 5}, nil},
+		{Subject{Topic: "t", Partition: 1, From: 6, To: 9}, nil},
+		{Subject{Key: "k"}, []Event{write}},
+		{Subject{Op: OpCopy, From: 8, To: 20}, []Event{copied}},
+		{Subject{Op: OpCopy, From: 9, To: 20}, nil},
+		{Subject{Op: OpUsage, Proc: "n"}, []Event{used}},
+		{Subject{Op: OpUsage, Proc: "m"}, nil},
+		{Subject{}, nil},
+	} {
+		var got []Event
+		for _, e := range all {
+			if c.about.Concerns(&e) {
+				got = append(got, e)
+			}
+		}
+		if !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%+v: %+v, want %+v", c.about, got, c.want)
+		}
+	}
+}
+
+// Whatever line takes apart, encoding/json takes for the same; and it takes what writers write.
+func TestLine(t *testing.T) {
+	quick := 0
+	for _, e := range runModel(5, noBug, 800) {
+		b, err := json.Marshal(&e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sameLine(t, b) {
+			quick++
+		} else if e.Ranges == nil && e.Usage == nil {
+			t.Errorf("%s is not taken apart", b)
+		}
+	}
+	if quick < 500 {
+		t.Errorf("%d lines only", quick)
+	}
+	for _, s := range []string{
+		``, `{`, `{}`, `{"`, `{"op"`, `{"op"}`, `{"op":}`, `{"op":"`, `{"op":"die"`, `{"op":"die",`, `{"op":"die",}`, `{"op":"die"}}`, `{"op":"die""call":1}`,
+		`{"call":}`, `{"call":-}`, `{"call":-1}`, `{"call":01}`, `{"call":0}`, `{"call":-0}`, `{"call":1.5}`, `{"call":1e3}`, `{"call":9223372036854775807}`,
+		`{"call":9223372036854775808}`, `{"call":-9223372036854775808}`, `{"index":18446744073709551615}`, `{"index":9999999999999999999}`, `{"index":-1}`, `{"index":-0}`,
+		`{"partition":65535}`, `{"partition":65536}`, `{"member":4294967296}`, `{"unknown":-1}`, `{"op":1}`, `{"index":"1"}`, `{"OP":"die"}`, `{"colour":"red"}`,
+		`{"proc":"a\"b"}`, `{"proc":"a\u0041"}`, "{\"proc\":\"a\tb\"}", "{\"proc\":\"\xff\"}", `{"proc":"ü"}`, `{ "op":"die"}`, `{"op":"die"} `, `{"op":"die","op":"send"}`,
+		`{"call":1,"call":2}`, `{"call":1x}`, `{"call":1 }`, `["op"]`, `{"ranges":[[1,2]]}`, `{"op":null}`,
+	} {
+		sameLine(t, []byte(s))
+	}
+}
+
+// sameLine says whether b was taken apart.
+func sameLine(t *testing.T, b []byte) bool {
+	t.Helper()
+	var got, want Event
+	if !got.line(b, map[string]string{}) {
+		return false
+	}
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&want); err != nil || dec.InputOffset() != int64(len(b)) || !reflect.DeepEqual(got, want) {
+		t.Errorf("%s: %+v, want %+v, %v", b, got, want, err)
+	}
+	return true
+}
+
+// FuzzLine is TestLine of any bytes.
+func FuzzLine(f *testing.F) {
+	f.Add([]byte(`{"op":"send","proc":"p","topic":"t","id":"i","hash":"h","index":3,"call":1,"return":2,"result":"ok"}`))
+	f.Fuzz(func(t *testing.T, b []byte) { sameLine(t, b) })
+}
+
+// FORMAT.md names every field, and its examples are events.
+func TestFormat(t *testing.T) {
+	b, err := os.ReadFile("FORMAT.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, typ := range []reflect.Type{reflect.TypeFor[Event](), reflect.TypeFor[Usage]()} {
+		for i := range typ.NumField() {
+			name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ",")
+			if !bytes.Contains(b, []byte("`"+name+"`")) {
+				t.Errorf("it does not name %s", name)
+			}
+		}
+	}
+	var lines []string
+	for l := range strings.Lines(string(b)) {
+		if strings.HasPrefix(l, "    {") {
+			lines = append(lines, l)
+		}
+	}
+	if r, err := Check(strings.NewReader(strings.Join(lines, ""))); err != nil || r.Ops != 2 {
+		t.Errorf("%v, %v", r, err)
 	}
 }
 

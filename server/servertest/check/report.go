@@ -75,7 +75,7 @@ type Report struct {
 	LogCopies                       int            // further copies in the log, explained
 	Duplicates                      map[Reason]int // further deliveries by reason; each is counted once, under its first one
 	Unexplained                     int
-	AcksOK, AcksFailed, AcksUnknown int
+	Ops                             int            // sends and acks
 	Copies                          int            // ranges of copies of a journal that were compared, in C4
 	Checks                          []*CheckResult // C1 to C11
 }
@@ -119,6 +119,18 @@ func (r *Report) Err() error {
 	return errors.New("history violates " + strings.Join(r.Violated(), ", ") + "\n" + r.String())
 }
 
+// Summary is one line of figures. The first ones are those of a line of a campaign; ops are sends and acks, the next three are of messages
+// sent. Those after duplicate must be 0.
+func (r *Report) Summary() string {
+	duplicate := r.LogCopies
+	for _, n := range r.Duplicates {
+		duplicate += n
+	}
+	n := func(name string) int { return r.Check(name).Violations }
+	return fmt.Sprintf("ops %d ok %d unknown %d failed %d duplicate %d lost %d phantom %d unexplained %d reordered %d indexes %d acks %d skipped %d unbalanced %d unfenced %d nonlinear %d leaked %d",
+		r.Ops, r.SentOK, r.SentUnknown, r.SentFailed, duplicate, n("C1"), n("C2"), n("C3"), n("C5"), n("C4"), n("C6"), n("C7"), n("C8"), n("C9"), n("C10"), n("C11"))
+}
+
 func (r *Report) String() string {
 	var b strings.Builder
 	r.Print(&b)
@@ -126,7 +138,12 @@ func (r *Report) String() string {
 }
 
 // Print writes one line a check, with the first offenders below it.
-func (r *Report) Print(w io.Writer) {
+func (r *Report) Print(w io.Writer) { r.print(w, true) }
+
+// PrintTable writes one line a check.
+func (r *Report) PrintTable(w io.Writer) { r.print(w, false) }
+
+func (r *Report) print(w io.Writer, offenders bool) {
 	fmt.Fprintf(w, "history: %d events, %d messages (%d ok, %d failed, %d unknown), %d deliveries, %d restarts\n",
 		r.Events, r.Messages, r.SentOK, r.SentFailed, r.SentUnknown, r.Deliveries, r.Restarts)
 	for _, c := range r.Checks {
@@ -138,6 +155,9 @@ func (r *Report) Print(w io.Writer) {
 			fmt.Fprintf(w, "; %s", c.Note)
 		}
 		fmt.Fprintln(w)
+		if !offenders {
+			continue
+		}
 		for _, o := range c.Offenders {
 			fmt.Fprintf(w, "     - %s\n", o)
 		}

@@ -18,6 +18,7 @@ func (c *Checker) Report() *Report {
 			continue
 		}
 		r.Messages++
+		r.Ops += len(m.attempts)
 		switch m.outcome() {
 		case OK:
 			r.SentOK++
@@ -29,6 +30,7 @@ func (c *Checker) Report() *Report {
 	}
 	for _, g := range c.sortedGroups() {
 		r.Deliveries += len(g.deliveries)
+		r.Ops += len(g.acks)
 		granted := map[uint64]int64{}
 		for _, d := range g.deliveries {
 			if t, ok := granted[d.lease]; !ok || d.call < t {

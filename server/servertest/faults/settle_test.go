@@ -2,12 +2,10 @@ package faults
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
-	"os"
 	"time"
 
 	"github.com/oklog/ulid/v2"
@@ -334,16 +332,9 @@ func (x *trial) scan(st *local.Store, proc, topic string, p store.Partition, at 
 
 // keep writes the history where it can be looked at, and returns its name.
 func (x *trial) keep() string {
-	f, err := os.CreateTemp("", "jmq-faults-*.jsonl")
+	name, err := check.Keep(check.Kept(), "faults", x.mu.events)
 	if err != nil {
 		return err.Error()
 	}
-	defer f.Close()
-	enc := json.NewEncoder(f)
-	for _, e := range x.mu.events {
-		if err := enc.Encode(e); err != nil {
-			return err.Error()
-		}
-	}
-	return f.Name()
+	return name
 }
