@@ -58,18 +58,24 @@ func (c *copies) options(o local.Options) local.Options {
 	return o
 }
 
-func (c *copies) has(name string) bool {
+// has says whether a file or folder is there. An error is neither: what cannot be seen is not taken as gone.
+func (c *copies) has(name string) (bool, error) {
 	_, err := c.fs.Stat(name)
-	return err == nil
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // clear removes what an earlier copy has left.
 func (c *copies) clear() error {
 	var errs []error
 	for _, dir := range []string{c.from, c.journal.copy, c.index.copy} {
-		if c.has(dir) {
-			errs = append(errs, c.fs.RemoveAll(dir))
+		there, err := c.has(dir)
+		if there {
+			err = c.fs.RemoveAll(dir)
 		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
@@ -101,18 +107,20 @@ func (c *copies) sync(dirs ...string) error {
 
 // install puts a copy that is complete in the place of the store, or removes one that is not.
 func (c *copies) install() error {
-	if !c.has(c.fs.PathJoin(c.from, copyMark)) {
+	whole, err := c.has(c.fs.PathJoin(c.from, copyMark))
+	if err != nil {
+		return err
+	}
+	if !whole {
 		return c.clear()
 	}
-	if c.has(c.journal.copy) {
-		aside := c.fs.PathJoin(c.journal.own, divergedName)
-		if to := c.fs.PathJoin(c.journal.copy, divergedName); c.has(aside) && !c.has(to) {
-			if err := c.fs.Rename(aside, to); err != nil {
-				return err
-			}
-			if err := c.sync(c.journal.copy); err != nil {
-				return err
-			}
+	there, err := c.has(c.journal.copy)
+	if err != nil {
+		return err
+	}
+	if there {
+		if err := c.keepAside(); err != nil {
+			return err
 		}
 		if err := c.removeStore(); err != nil {
 			return err
@@ -121,7 +129,10 @@ func (c *copies) install() error {
 			return err
 		}
 	}
-	if c.has(c.index.copy) {
+	if there, err = c.has(c.index.copy); err != nil {
+		return err
+	}
+	if there {
 		if err := c.move(c.index); err != nil {
 			return err
 		}
@@ -140,7 +151,11 @@ func (c *copies) install() error {
 	if err := c.sync(c.dir); err != nil { // STORE comes last: where it is, all is
 		return err
 	}
-	if id := c.fs.PathJoin(c.from, "STORE"); c.has(id) {
+	id := c.fs.PathJoin(c.from, "STORE")
+	if there, err = c.has(id); err != nil {
+		return err
+	}
+	if there {
 		if err := c.fs.Rename(id, c.fs.PathJoin(c.dir, "STORE")); err != nil {
 			return err
 		}
@@ -149,6 +164,20 @@ func (c *copies) install() error {
 		return err
 	}
 	return c.clear()
+}
+
+// keepAside has the copy's journal take what was set aside of the old one.
+func (c *copies) keepAside() error {
+	aside, to := c.fs.PathJoin(c.journal.own, divergedName), c.fs.PathJoin(c.journal.copy, divergedName)
+	there, err := c.has(aside)
+	moved, merr := c.has(to)
+	if err := errors.Join(err, merr); err != nil || !there || moved {
+		return err
+	}
+	if err := c.fs.Rename(aside, to); err != nil {
+		return err
+	}
+	return c.sync(c.journal.copy)
 }
 
 // removeStore removes what makes the old store one, and its content.
@@ -169,7 +198,11 @@ func (c *copies) removeStore() error {
 
 // move puts a copy's folder in the place of the store's.
 func (c *copies) move(p place) error {
-	if c.has(p.own) {
+	there, err := c.has(p.own)
+	if err != nil {
+		return err
+	}
+	if there {
 		if err := c.fs.RemoveAll(p.own); err != nil {
 			return err
 		}

@@ -24,6 +24,9 @@ func (x *replicas) openSide() (*side.File, error) {
 // openMaster opens the store with a master's log, which other brokers reach as soon as it lets them. It returns when all that the journal has is
 // committed.
 func (x *replicas) openMaster(ctx context.Context, granted uint32, forced bool) (*engine, error) {
+	if err := x.state.Err(); err != nil {
+		return nil, err
+	}
 	f, err := x.openSide()
 	if err != nil {
 		return nil, err
@@ -62,6 +65,9 @@ func (x *replicas) openMaster(ctx context.Context, granted uint32, forced bool) 
 
 // openSlave opens the store with a slave's log.
 func (x *replicas) openSlave(ctx context.Context) (*engine, error) {
+	if err := x.state.Err(); err != nil {
+		return nil, err // as what it is, and what it has promised, may be forgotten
+	}
 	f, err := x.openSide()
 	if err != nil {
 		return nil, err
@@ -72,10 +78,10 @@ func (x *replicas) openSlave(ctx context.Context) (*engine, error) {
 		log: func(o local.LogOptions) (_ local.Log, err error) {
 			n := x.node()
 			n.MasterBegin = trim.to
-			if l, err = replica.OpenSlave(ctx, n, o); err != nil {
+			// It acks already while the store is opened: others are told what it has.
+			if l, err = replica.OpenSlave(ctx, n, o, x.slave.Store); err != nil {
 				return nil, err
 			}
-			x.slave.Store(l) // it acks already, while the store is opened: others are told what it has
 			return l, nil
 		},
 		mend: func(ctx context.Context, from, to journal.Position) error { return l.Repair(ctx, from, to) },

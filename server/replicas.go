@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -284,7 +285,7 @@ func (x *replicas) history(ctx context.Context) (h replica.History, committed jo
 		if err != nil {
 			return h, 0, err
 		}
-		own, err := metOf(x.name(), r)
+		own, err := replica.MetOf(x.name(), r)
 		return own.History, own.Committed, err
 	}
 	x.mu.Lock()
@@ -339,7 +340,7 @@ func (x *replicas) meet(ctx context.Context, promise uint32) []replica.Met {
 				x.s.log.Debug("another broker of the broker group does not answer", "broker", name, "err", err)
 				return
 			}
-			m, err := metOf(name, r)
+			m, err := replica.MetOf(name, r)
 			if err != nil {
 				x.s.log.Warn("what another broker of the broker group says of itself cannot be", "broker", name, "err", err)
 				return
@@ -552,7 +553,7 @@ func (x *replicas) closeEngine() error {
 	h := e.journal()
 	err := e.close()
 	x.mu.Lock() // before the log goes: whoever asks is told of one or the other
-	x.mu.looked, x.mu.granted = local.Looked{Begin: h.Begin(), End: h.End(), Committed: h.Committed(), History: h.History()}, 0
+	x.mu.looked, x.mu.granted = local.Looked{StoreID: x.mu.looked.StoreID, Begin: h.Begin(), End: h.End(), Committed: h.Committed(), History: h.History()}, 0
 	x.mu.Unlock()
 	x.master.Store(nil)
 	x.slave.Store(nil)
@@ -563,7 +564,8 @@ func (x *replicas) closeEngine() error {
 	return err
 }
 
-// lost makes the broker another boot where err says that what it has acked as a slave may not have reached the disk (rule SyncFailureEndsMembership).
+// lost makes the broker another boot where err says that what it has acked as a slave may not have reached the disk (rule SyncFailureEndsMembership). If
+// that cannot be written no store is opened any more.
 func (x *replicas) lost(err error) {
 	if !errors.Is(err, journal.ErrFailed) {
 		return
@@ -736,7 +738,7 @@ func (x *replicas) status() *wire.ReplicaStatus {
 func (x *replicas) statusOfLog() *wire.ReplicaStatus {
 	m, s := x.master.Load(), x.slave.Load()
 	x.mu.Lock() // after: what was looked at is of a log that is closed
-	waiting, copying, why, looked := x.mu.waiting, x.mu.copying, x.mu.why, x.mu.looked
+	waiting, why := x.mu.waiting, x.mu.why
 	x.mu.Unlock()
 	if m != nil {
 		return m.Status()
@@ -749,13 +751,22 @@ func (x *replicas) statusOfLog() *wire.ReplicaStatus {
 		}
 		return st
 	}
-	self, h := x.self(), historyLooked(&looked)
-	role := roleWaiting
+	st, _ := x.closed()
+	return st
+}
+
+// closed is the status of the closed store, and what its journal has.
+func (x *replicas) closed() (*wire.ReplicaStatus, replica.History) {
+	state := x.state.Get()
+	x.mu.Lock()
+	copying, why, looked := x.mu.copying, x.mu.why, x.mu.looked
+	x.mu.Unlock()
+	h, role := historyLooked(&looked), roleWaiting
 	if copying {
 		role = roleCopying
 	}
 	return &wire.ReplicaStatus{
-		Store: self.Store, Boot: self.Boot, Role: role, Epoch: uint64(h.Last()), End: uint64(looked.End), Synced: uint64(looked.End),
-		Committed: uint64(looked.Committed), Begin: uint64(looked.Begin), SeenTerm: x.state.Get().Seen, Fresh: looked.End == 0, Why: why,
-	}
+		Store: hex.EncodeToString(looked.StoreID[:]), Boot: state.Boot, Role: role, Epoch: uint64(h.Last()), End: uint64(looked.End), Synced: uint64(looked.End),
+		Committed: uint64(looked.Committed), Begin: uint64(looked.Begin), SeenTerm: state.Seen, Fresh: looked.End == 0, Why: why,
+	}, h
 }

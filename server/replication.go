@@ -3,9 +3,7 @@ package server
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 
-	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/server/replica"
 	"github.com/jmqio/jmq/server/store/local"
@@ -28,6 +26,22 @@ func (x replication) may(ctx context.Context) error {
 		return wire.Errorf(wire.CodeMetadataAway, "no metadata is known here yet")
 	}
 	return nil
+}
+
+// mayAs says whether a peer may ask as a broker.
+func (x replication) mayAs(ctx context.Context, broker string) error {
+	if err := x.may(ctx); err != nil {
+		return err
+	}
+	return meta.SpeaksFor(wire.PeerFrom(ctx).Principal, broker)
+}
+
+// speaksIn says whether a peer may speak in a slave's session.
+func speaksIn(ctx context.Context, m *replica.Master, session uint64) error {
+	if broker := m.SlaveOf(session); broker != "" {
+		return meta.SpeaksFor(wire.PeerFrom(ctx).Principal, broker)
+	}
+	return nil // the master refuses it
 }
 
 // ofGroup refuses what is meant for another broker group.
@@ -71,6 +85,9 @@ func (x *replicas) open() log {
 
 // Follow implements wire.Replication, as those that follow.
 func (x replication) Follow(ctx context.Context, r *wire.FollowRequest) (*wire.FollowResponse, error) {
+	if err := x.mayAs(ctx, r.Broker); err != nil {
+		return nil, err
+	}
 	m, err := x.atMaster(ctx)
 	if err != nil {
 		return nil, err
@@ -84,6 +101,9 @@ func (x replication) Follow(ctx context.Context, r *wire.FollowRequest) (*wire.F
 
 func (x replication) Pull(ctx context.Context, r *wire.PullRequest, done func(*wire.PullResponse, []byte, error)) {
 	m, err := x.atMaster(ctx)
+	if err == nil {
+		err = speaksIn(ctx, m, r.Session)
+	}
 	if err != nil {
 		done(nil, nil, err)
 		return
@@ -93,6 +113,9 @@ func (x replication) Pull(ctx context.Context, r *wire.PullRequest, done func(*w
 
 func (x replication) ReadSeed(ctx context.Context, r *wire.ReadSeedRequest) (*wire.ReadSeedResponse, []byte, error) {
 	m, err := x.atMaster(ctx)
+	if err == nil {
+		err = speaksIn(ctx, m, r.Session)
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -109,17 +132,19 @@ func (x replication) Meet(ctx context.Context, r *wire.MeetRequest) (*wire.MeetR
 	if l := x.open(); l != nil {
 		return l.Meet(ctx, r)
 	}
-	// Between two openings: what is promised holds for the next one, and what there was is there.
-	if r.Term > x.state.Get().Seen {
+	// Between two openings: what is promised holds for the next one, and what there was is there. (While a full copy is made that is the old
+	// store: what the copy acks counts nowhere.)
+	if r.Term > x.state.Seen() {
 		if err := x.state.Update(func(s *replica.State) { s.Seen = max(s.Seen, r.Term) }); err != nil {
 			return nil, wire.Errorf(wire.CodeFailed, "%v", err)
 		}
 	}
-	x.mu.Lock()
-	l := x.mu.looked
-	x.mu.Unlock()
-	a := &wire.MeetResponse{Status: x.status()}
-	for _, e := range l.History {
+	if l := x.open(); l != nil {
+		return l.Meet(ctx, r) // it may have taken something before it knew of the promise
+	}
+	st, h := x.closed()
+	a := &wire.MeetResponse{Status: st}
+	for _, e := range h.Epochs {
 		a.History = append(a.History, &wire.EpochStart{Epoch: uint64(e.Epoch), Position: uint64(e.Position), Forced: e.Forced})
 	}
 	return a, nil
@@ -146,7 +171,7 @@ func (x replication) LogSums(ctx context.Context, r *wire.LogSumsRequest) (*wire
 }
 
 func (x replication) MergeSide(ctx context.Context, r *wire.MergeSideRequest, entries []byte) (*wire.MergeSideResponse, error) {
-	if err := x.may(ctx); err != nil {
+	if err := x.mayAs(ctx, r.Broker); err != nil {
 		return nil, err
 	}
 	if err := x.ofGroup(r.BrokerGroup); err != nil {
@@ -164,7 +189,7 @@ func (x replication) MergeSide(ctx context.Context, r *wire.MergeSideRequest, en
 }
 
 func (x replication) Resend(ctx context.Context, r *wire.ResendRequest, batch []byte) (*wire.ResendResponse, error) {
-	if err := x.may(ctx); err != nil {
+	if err := x.mayAs(ctx, r.Broker); err != nil {
 		return nil, err
 	}
 	e := x.r.engine.Load()
@@ -187,28 +212,6 @@ func (x replication) TakeOver(ctx context.Context, r *wire.TakeOverRequest) (*wi
 	}
 	x.hearRow(row, x.generation())
 	return &wire.TakeOverResponse{}, nil
-}
-
-// metOf is what another broker answered.
-func metOf(broker string, r *wire.MeetResponse) (replica.Met, error) {
-	st := r.GetStatus()
-	m := replica.Met{
-		Member: term.Member{Broker: broker, Boot: st.GetBoot(), Store: st.GetStore()},
-		Seen:   st.GetSeenTerm(), Master: st.GetRole() == roleMaster, Fresh: st.GetFresh(), Committed: journal.Position(st.GetCommitted()),
-		History: historyOf(r.GetHistory(), st.GetBegin(), st.GetEnd()),
-	}
-	if err := m.History.Check(); err != nil {
-		return m, fmt.Errorf("broker %s: %w", broker, err)
-	}
-	return m, nil
-}
-
-func historyOf(epochs []*wire.EpochStart, begin, end uint64) replica.History {
-	h := replica.History{Begin: journal.Position(begin), End: journal.Position(end)}
-	for _, e := range epochs {
-		h.Epochs = append(h.Epochs, journal.EpochStart{Epoch: journal.Epoch(e.GetEpoch()), Position: journal.Position(e.GetPosition()), Forced: e.GetForced()})
-	}
-	return h
 }
 
 // historyLooked is that of a closed store.

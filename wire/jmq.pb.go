@@ -3493,8 +3493,9 @@ type FollowRequest struct {
 	History     []*EpochStart          `protobuf:"bytes,9,rep,name=history,proto3" json:"history,omitempty"`      // from begin on
 	// not 0: the slave has done what the last answer asked for (cut its journal to end): the session may begin.
 	Session       uint64 `protobuf:"varint,10,opt,name=session,proto3" json:"session,omitempty"`
-	Side          bool   `protobuf:"varint,11,opt,name=side,proto3" json:"side,omitempty"`     // it has acks for the master
-	Served        bool   `protobuf:"varint,12,opt,name=served,proto3" json:"served,omitempty"` // it served reads since it heard a master last
+	Side          bool   `protobuf:"varint,11,opt,name=side,proto3" json:"side,omitempty"`       // it has acks for the master
+	Served        bool   `protobuf:"varint,12,opt,name=served,proto3" json:"served,omitempty"`   // it served reads since it heard a master last
+	Copying       bool   `protobuf:"varint,13,opt,name=copying,proto3" json:"copying,omitempty"` // it makes a full copy: until that is whole and in its place, what it acks counts nowhere
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3609,6 +3610,13 @@ func (x *FollowRequest) GetSide() bool {
 func (x *FollowRequest) GetServed() bool {
 	if x != nil {
 		return x.Served
+	}
+	return false
+}
+
+func (x *FollowRequest) GetCopying() bool {
+	if x != nil {
+		return x.Copying
 	}
 	return false
 }
@@ -8949,7 +8957,7 @@ const file_jmq_proto_rawDesc = "" +
 	"EpochStart\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\x04R\bposition\x12\x16\n" +
-	"\x06forced\x18\x03 \x01(\bR\x06forced\"\xd0\x02\n" +
+	"\x06forced\x18\x03 \x01(\bR\x06forced\"\xea\x02\n" +
 	"\rFollowRequest\x12!\n" +
 	"\fbroker_group\x18\x01 \x01(\tR\vbrokerGroup\x12\x16\n" +
 	"\x06broker\x18\x02 \x01(\tR\x06broker\x12\x14\n" +
@@ -8963,7 +8971,8 @@ const file_jmq_proto_rawDesc = "" +
 	"\asession\x18\n" +
 	" \x01(\x04R\asession\x12\x12\n" +
 	"\x04side\x18\v \x01(\bR\x04side\x12\x16\n" +
-	"\x06served\x18\f \x01(\bR\x06served\"\xb4\x02\n" +
+	"\x06served\x18\f \x01(\bR\x06served\x12\x18\n" +
+	"\acopying\x18\r \x01(\bR\acopying\"\xb4\x02\n" +
 	"\x0eFollowResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x18\n" +
 	"\asession\x18\x02 \x01(\x04R\asession\x12\x14\n" +

@@ -16,6 +16,14 @@ type Subject struct {
 	Addr netip.Addr // zero: unknown
 }
 
+// SpeaksFor says whether a peer that may be a node may speak for this one: a certificate is of one node, a credential may be shared by all.
+func SpeaksFor(p wire.Principal, node string) error {
+	if p.Kind == wire.PrincipalNode && p.Credential == "" && p.Name != node {
+		return wire.Errorf(wire.CodeForbidden, "the certificate is of node %s, which does not speak for node %s", p.Name, node)
+	}
+	return nil
+}
+
 // Grant is what a subject was granted on a topic.
 type Grant struct {
 	Topic    *Object

@@ -9,6 +9,24 @@ import (
 	"github.com/jmqio/jmq/wire"
 )
 
+// TestSpeaksFor: a certificate is of one node, a credential may be shared by all.
+func TestSpeaksFor(t *testing.T) {
+	node := wire.Principal{Kind: wire.PrincipalNode, Name: "b1"}
+	shared := node
+	shared.Credential = "nodes"
+	for _, x := range []struct {
+		who  wire.Principal
+		node string
+		want wire.Code
+	}{
+		{node, "b1", wire.CodeOK}, {node, "b2", wire.CodeForbidden}, {shared, "b2", wire.CodeOK}, {wire.Principal{Kind: wire.PrincipalLocal}, "b2", wire.CodeOK},
+	} {
+		if err := meta.SpeaksFor(x.who, x.node); wire.CodeOf(err) != x.want {
+			t.Errorf("%+v for %s: %v", x.who, x.node, err)
+		}
+	}
+}
+
 // TestGrants: who gets what on a topic, step by step as the metadata changes.
 func TestGrants(t *testing.T) {
 	s := world(t)

@@ -66,7 +66,7 @@ func (n *Node) Heartbeat(ctx context.Context, r *wire.HeartbeatRequest) (*wire.H
 	if err := checkHeartbeat(r); err != nil {
 		return nil, err
 	}
-	if err := speaksFor(&who, r.Node); err != nil {
+	if err := meta.SpeaksFor(who.Principal, r.Node); err != nil {
 		return nil, err
 	}
 	n.counts.heartbeats.Add(1)

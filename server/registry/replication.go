@@ -162,7 +162,7 @@ func (n *Node) changeReplication(ctx context.Context, r *wire.ChangeReplicationR
 	if err := json.Unmarshal(r.Ask, &a); err != nil {
 		return row, false, wire.Errorf(wire.CodeInvalid, "the question cannot be read: %s", err)
 	}
-	if err := speaksFor(&who, a.Master.Broker); err != nil {
+	if err := meta.SpeaksFor(who.Principal, a.Master.Broker); err != nil {
 		return row, false, err
 	}
 	for try := 1; ; try++ {
@@ -219,14 +219,6 @@ func (n *Node) newer(ctx context.Context, s *meta.Snapshot) *meta.Snapshot {
 		return nil
 	}
 	return next
-}
-
-// speaksFor says whether a peer may speak for a node: a certificate is of one node, a credential may be shared by all.
-func speaksFor(who *meta.Subject, node string) error {
-	if p := &who.Principal; p.Kind == wire.PrincipalNode && p.Credential == "" && p.Name != node {
-		return wire.Errorf(wire.CodeForbidden, "the certificate is of node %s, which does not speak for node %s", p.Name, node)
-	}
-	return nil
 }
 
 // logRow says what became of a row; a change of the set alone is its master's to say.

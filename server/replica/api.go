@@ -64,6 +64,8 @@ type Node struct {
 	Timing Timing
 	Now    func() time.Time
 	Logger *slog.Logger
+
+	copying bool // of the slave that makes a full copy
 }
 
 // Seed is what a full copy begins with: what the tables of a store say of its journal up to a position. It stays as it is until Close.

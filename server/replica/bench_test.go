@@ -94,7 +94,7 @@ func begin(b *testing.B, slave bool) (*replica.Master, *tcp) {
 }
 
 func follow(b *testing.B, m *replica.Master, n *tcp) *replica.Slave {
-	s, err := replica.OpenSlave(context.Background(), n.node("a"), n.options())
+	s, err := replica.OpenSlave(context.Background(), n.node("a"), n.options(), nil)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -77,8 +77,8 @@ func fullCopy(ctx context.Context, n Node, o CopyOptions) error {
 		return fmt.Errorf("%w: %w", errCopyFailed, err)
 	}
 	opts.Begin = begin
-	n.Self.Store = hex.EncodeToString(opts.StoreID[:])
-	s, err := OpenSlave(ctx, n, opts)
+	n.Self.Store, n.copying = hex.EncodeToString(opts.StoreID[:]), true
+	s, err := OpenSlave(ctx, n, opts, nil)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errCopyFailed, err)
 	}
@@ -98,7 +98,7 @@ func readSeed(ctx context.Context, n Node, row term.Row, peer Peer, o CopyOption
 	}
 	var f *wire.FollowResponse
 	if err := call(func(ctx context.Context) (err error) {
-		r := &wire.FollowRequest{BrokerGroup: n.BrokerGroup, Broker: n.Self.Broker, Store: n.Self.Store, Boot: n.Self.Boot, SeenTerm: row.Term}
+		r := &wire.FollowRequest{BrokerGroup: n.BrokerGroup, Broker: n.Self.Broker, Store: n.Self.Store, Boot: n.Self.Boot, SeenTerm: row.Term, Copying: true}
 		r.Side, r.Served = n.Side()
 		f, err = peer.Follow(ctx, r)
 		return err

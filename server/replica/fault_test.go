@@ -241,6 +241,9 @@ func TestFullCopy(t *testing.T) {
 				return b.JournalOptions(), nil
 			},
 			Progress: func(done, total int64) {
+				if a.InSync("b") {
+					t.Error("a copy that is not whole counts as in sync")
+				}
 				if done > total/2 && breaks == 1 {
 					breaks++
 					g.Net.Break("a", "b") // the journal goes on

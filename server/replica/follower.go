@@ -24,6 +24,7 @@ type Hello struct {
 	History   History
 	Committed journal.Position // the highest that it knows
 	Session   uint64           // not 0: it has done what the last Welcome asked for
+	Copying   bool             // it makes a full copy, which is nothing before it is whole and in its place
 }
 
 // Welcome is the master's answer.

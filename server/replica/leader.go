@@ -87,6 +87,7 @@ type slaveOf struct {
 	joining bool        // commits wait for it so that it can join: with a disk faster than the network it has never acked all that is committed
 	waited  bool        // commits wait for it: set, or the registry may hold it
 	refuse  bool        // it refused to cut
+	copying bool        // it makes a full copy: what it acks is gone if that is not completed, and nobody is told of it, so it counts as 0
 	session uint64      // 0: none in this epoch
 	begun   bool
 	gone    bool             // the connection of the session is closed
@@ -208,7 +209,7 @@ func (l *Leader) Welcome(now time.Time, h Hello, own History) (Welcome, error) {
 			match = 0
 		}
 		s.acked = min(s.acked, match)
-		l.identify(now, s, h.Member)
+		l.identify(now, s, h)
 		refused := s.refuse
 		if s.refuse = match < h.Committed && !w.Forced && !w.Copy; s.refuse && !refused { // it will say no more, but come again
 			l.event(s.broker, "refused", fmt.Sprintf("it knows %d to be committed, and both are the same up to %d only", h.Committed, match))
@@ -232,13 +233,17 @@ func (l *Leader) Welcome(now time.Time, h Hello, own History) (Welcome, error) {
 }
 
 // identify says who the slave is now: "membership belongs to one boot and one store".
-func (l *Leader) identify(now time.Time, s *slaveOf, m term.Member) {
-	if s.set && s.member != m {
+func (l *Leader) identify(now time.Time, s *slaveOf, h Hello) {
+	switch {
+	case s.set && h.Copying:
+		l.leave(now, s, "it makes a full copy")
+	case s.set && s.member != h.Member:
 		l.leave(now, s, "its store is another, or it may have lost what it acked")
 	}
-	if s.member != m {
-		s.member, s.most = m, 0
+	if s.member != h.Member {
+		s.member, s.most = h.Member, 0
 	}
+	s.copying = h.Copying
 	l.settle()
 }
 
@@ -322,11 +327,15 @@ func (l *Leader) settle() {
 		c = l.end
 	}
 	for _, s := range l.slaves {
+		acked := s.acked
+		if s.copying {
+			acked = 0
+		}
 		s.waited = s.set || s.joining || l.auto && !l.off.off(ruleUnionSet) && l.mayHold(s.broker)
 		if s.waited && !l.off.off(ruleSetAcks) {
-			c = min(c, s.acked)
+			c = min(c, acked)
 		}
-		l.copied = max(l.copied, s.acked)
+		l.copied = max(l.copied, acked)
 	}
 	if l.met == 0 {
 		l.committed = max(l.committed, c)
@@ -380,7 +389,7 @@ func (l *Leader) Tick(now time.Time) {
 		}
 		// rules JoinAtCommitted and JoinBeyondEpoch: this master does not know how far the one before it committed, so all that it held when it
 		// opened counts as committed.
-		inStep := s.begun && !s.gone && late <= l.timing.LeaveAfter/2 && silent <= l.timing.LeaveAfter/2 && behind <= l.timing.LeaveBytes/2 &&
+		inStep := s.begun && !s.gone && !s.copying && late <= l.timing.LeaveAfter/2 && silent <= l.timing.LeaveAfter/2 && behind <= l.timing.LeaveBytes/2 &&
 			(s.acked >= l.begins || l.off.off(ruleJoinBeyondEpoch))
 		if !inStep {
 			s.steady = time.Time{}

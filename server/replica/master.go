@@ -405,7 +405,7 @@ func (m *Master) Follow(_ context.Context, r *wire.FollowRequest) (*wire.FollowR
 		return nil, wire.Errorf(wire.CodeForbidden, "broker %q is not of broker group %s", r.Broker, m.n.BrokerGroup)
 	}
 	hello := Hello{Member: term.Member{Broker: r.Broker, Boot: r.Boot, Store: r.Store}, Seen: r.SeenTerm, Committed: journal.Position(r.Committed),
-		Session: r.Session, History: historyFrom(r.Begin, r.End, r.History)}
+		Session: r.Session, Copying: r.Copying, History: historyFrom(r.Begin, r.End, r.History)}
 	own := historyOf(m.Journal)
 	own.End = journal.Position(m.offered.Load()) // what is only queued may never be
 	now := m.n.Now()
@@ -475,6 +475,14 @@ func (m *Master) session(id uint64) *session {
 		}
 	}
 	return nil
+}
+
+// SlaveOf is whose session it is; "": nobody's.
+func (m *Master) SlaveOf(session uint64) string {
+	if s := m.session(session); s != nil {
+		return s.broker
+	}
+	return ""
 }
 
 // Pull takes an ack, and answers with what comes next.

@@ -87,10 +87,14 @@ func (n Node) ask(broker string, do func(Peer) error) error {
 func HistoryOf(j *journal.Journal) History { return historyOf(j) }
 
 // MetOf is what another broker answered when it was met.
-func MetOf(broker string, a *wire.MeetResponse) Met {
+func MetOf(broker string, a *wire.MeetResponse) (Met, error) {
 	st := a.GetStatus()
-	return Met{Member: term.Member{Broker: broker, Boot: st.GetBoot(), Store: st.GetStore()}, Seen: st.GetSeenTerm(), Master: st.GetRole() == roleMaster,
+	m := Met{Member: term.Member{Broker: broker, Boot: st.GetBoot(), Store: st.GetStore()}, Seen: st.GetSeenTerm(), Master: st.GetRole() == roleMaster,
 		Fresh: st.GetFresh(), History: historyFrom(st.GetBegin(), st.GetEnd(), a.GetHistory()), Committed: journal.Position(st.GetCommitted())}
+	if err := m.History.Check(); err != nil {
+		return m, fmt.Errorf("broker %s: %w", broker, err)
+	}
+	return m, nil
 }
 
 // historyOf is what a journal has.

@@ -64,8 +64,8 @@ type Slave struct {
 }
 
 // OpenSlave recovers the journal up to its real end and begins to follow. opts.Recovered is called up to what it knows to be committed;
-// opts.OnCommitted tells of more.
-func OpenSlave(ctx context.Context, n Node, opts journal.Options) (*Slave, error) {
+// opts.OnCommitted tells of more. serve is called before it follows anybody; nil: nobody else is to reach it.
+func OpenSlave(ctx context.Context, n Node, opts journal.Options, serve func(*Slave)) (*Slave, error) {
 	n = n.withDefaults()
 	s := &Slave{n: n, mustReopen: make(chan struct{}), turn: newTurn()}
 	told := opts.OnCommitted
@@ -86,6 +86,9 @@ func OpenSlave(ctx context.Context, n Node, opts journal.Options) (*Slave, error
 	state := n.State.Get()
 	s.mu.f = NewFollower(FollowerOptions{Self: n.Self, Fresh: j.Begin() == j.Written(), Seen: state.Seen, End: j.End(), Committed: j.Committed()})
 	s.ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
+	if serve != nil {
+		serve(s)
+	}
 	s.wg.Add(3)
 	go s.run()
 	go s.syncer()
@@ -259,9 +262,9 @@ func (s *Slave) row() (term.Row, bool, error) {
 		}
 	}
 	s.mu.Lock()
-	met := s.mu.f.HeardRow(row)
+	s.mu.f.HeardRow(row)
 	s.mu.Unlock()
-	if met {
+	if row.Term > s.n.State.Seen() {
 		return row, true, s.n.State.Update(func(st *State) { st.Seen = max(st.Seen, row.Term) })
 	}
 	return row, true, nil
@@ -366,7 +369,7 @@ func (s *Slave) follow(master string) error {
 
 // hello asks the master to begin.
 func (s *Slave) hello(peer Peer, h Hello) (Welcome, *wire.FollowResponse, error) {
-	r := &wire.FollowRequest{BrokerGroup: s.n.BrokerGroup, Broker: h.Broker, Store: h.Store, Boot: h.Boot, SeenTerm: h.Seen, Session: h.Session,
+	r := &wire.FollowRequest{BrokerGroup: s.n.BrokerGroup, Broker: h.Broker, Store: h.Store, Boot: h.Boot, SeenTerm: h.Seen, Session: h.Session, Copying: s.n.copying,
 		Begin: uint64(h.History.Begin), End: uint64(h.History.End), Committed: uint64(h.Committed), History: wireHistory(h.History)}
 	r.Side, r.Served = s.n.Side()
 	ctx, cancel := context.WithTimeout(s.ctx, callTimeout)
@@ -672,7 +675,7 @@ func (s *Slave) Status() *wire.ReplicaStatus {
 	defer s.mu.Unlock()
 	return &wire.ReplicaStatus{
 		Store: hex.EncodeToString(s.log.store[:]), Boot: s.n.State.Get().Boot, Role: roleSlave, Epoch: uint64(h.Last()), End: uint64(h.End), Synced: uint64(s.Synced()),
-		Committed: uint64(max(committed, s.mu.f.Committed())), SeenTerm: s.mu.f.Seen(), Refused: s.mu.refused, Fresh: h.End == 0, Why: s.mu.why,
+		Committed: uint64(max(committed, s.mu.f.Committed())), SeenTerm: s.n.State.Seen(), Refused: s.mu.refused, Fresh: h.End == 0, Why: s.mu.why,
 		SyncDelayMs: uint64(delay.Milliseconds()), Begin: uint64(h.Begin), NoRoom: s.mu.full,
 	}
 }
@@ -684,9 +687,9 @@ func (s *Slave) Meet(ctx context.Context, r *wire.MeetRequest) (*wire.MeetRespon
 		return nil, err
 	}
 	s.mu.Lock()
-	met := s.mu.f.Met(r.Term)
+	s.mu.f.Met(r.Term)
 	s.mu.Unlock()
-	if met || r.Term > s.n.State.Get().Seen {
+	if r.Term > s.n.State.Seen() {
 		if err := s.n.State.Update(func(st *State) { st.Seen = max(st.Seen, r.Term) }); err != nil {
 			return nil, wire.Errorf(wire.CodeFailed, "the promise cannot be kept: %v", err)
 		}

@@ -146,11 +146,24 @@ func (f *StateFile) Update(change func(*State)) error {
 // Seen is the highest term that was met and is on disk: whoever was promised something in it, nothing is done in a lower one any more.
 func (f *StateFile) Seen() uint32 { return f.seen.Load() }
 
+// Err says why the file has ended; nil: it has not. Who gets it begins nothing any more that he would have to remember.
+func (f *StateFile) Err() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.mu.failed
+}
+
 // NewBoot ends what others may rely on of what this broker has not synced: a sync failed, or its store is another
-// (rule SyncFailureEndsMembership).
+// (rule SyncFailureEndsMembership). Get says so with an error too: the registry hears of it as long as the broker lives.
 func (f *StateFile) NewBoot() (string, error) {
 	boot := newBoot()
-	return boot, f.Update(func(s *State) { s.Boot, s.Clean = boot, false })
+	err := f.Update(func(s *State) { s.Boot, s.Clean = boot, false })
+	if err != nil {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.mu.state.Boot = boot
+	}
+	return boot, err
 }
 
 // CleanStop marks that everything is synced and the broker ends: whatever happens to the machine, nothing of it is lost.

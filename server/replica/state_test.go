@@ -145,6 +145,19 @@ func writeFile(t *testing.T, fs vfs.FS, b []byte) {
 	}
 }
 
+// TestNewBoot: where it cannot be written that the broker is another boot, others are told so as long as it lives, and it begins nothing any more.
+func TestNewBoot(t *testing.T) {
+	mem := vfs.NewCrashableMem()
+	was := openState(t, mem, "m").Get()
+	toggle := errorfs.Toggle{Injector: errorfs.ErrInjected}
+	f := openState(t, errorfs.Wrap(mem, &toggle), "m")
+	toggle.On()
+	boot, err := f.NewBoot()
+	if got := f.Get().Boot; err == nil || f.Err() == nil || got == was.Boot || got != boot {
+		t.Errorf("boot %q after %q, %v, %v", got, was.Boot, err, f.Err())
+	}
+}
+
 // TestStateDamaged: one slot that is damaged loses nothing. Both, a file that is cut off, or one of a newer version are an error: never a forgotten promise.
 func TestStateDamaged(t *testing.T) {
 	fs := vfs.NewMem()

@@ -248,7 +248,7 @@ func (n *Node) open(ctx context.Context, termGranted uint32, forced bool) error 
 
 // StartSlave opens the broker as a slave.
 func (n *Node) StartSlave(ctx context.Context) error {
-	s, err := replica.OpenSlave(ctx, n.Node(), n.options())
+	s, err := replica.OpenSlave(ctx, n.Node(), n.options(), nil)
 	if err != nil {
 		return err
 	}
@@ -276,9 +276,14 @@ func (n *Node) Start(ctx context.Context) error {
 			a, err := peer.Meet(meet, &wire.MeetRequest{BrokerGroup: n.g.Name, Broker: n.Name, Term: k.State.Granted})
 			cancel()
 			_ = peer.Close()
-			if err == nil {
-				k.Met = append(k.Met, replica.MetOf(name, a))
+			if err != nil {
+				continue
 			}
+			met, err := replica.MetOf(name, a)
+			if err != nil {
+				return err
+			}
+			k.Met = append(k.Met, met)
 		}
 		o := n.options()
 		o.Follow, o.Recovered = true, nil
