@@ -8,7 +8,7 @@ import (
 
 const (
 	breakerFailures = 3                     // in a row, which open it
-	breakerMin      = 50 * time.Millisecond // open for so long at first, twice as long each time that a trial fails
+	breakerMin      = 50 * time.Millisecond // open for so long at first, half as long again each time that a trial fails
 	breakerMax      = 15 * time.Second      // so what is good again is used within that time
 	breakerTrial    = 3 * time.Second       // within which the outcome of a trial is there
 )
@@ -77,7 +77,7 @@ func (b *breaker) failed(stalled bool) bool {
 		b.mu.silent = b.mu.silent || stalled
 		return false
 	default:
-		b.mu.pause = min(2*b.mu.pause, breakerMax)
+		b.mu.pause = min(b.mu.pause+b.mu.pause/2, breakerMax)
 	}
 	b.mu.until, b.mu.trial = now.Add(b.mu.pause), time.Time{}
 	b.mu.silent = b.mu.silent || stalled

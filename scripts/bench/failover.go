@@ -48,6 +48,9 @@ type brokerGroup struct {
 // joinAfter is that of the brokers here: a slave is in sync as soon as it keeps up.
 const joinAfter = 100 * time.Millisecond
 
+// inSyncWithin is enough for what catch-up copies even at the least rate that a master gives.
+const inSyncWithin = 5 * time.Minute
+
 // newSite starts a registry that knows the objects, and the masters.
 func (f *full) newSite(ctx context.Context, name string, objects []*meta.Object, groups ...string) (*site, error) {
 	r, err := newServer(f.binary, f.data, name+"-registry")
@@ -117,7 +120,7 @@ func (s *site) dial(ctx context.Context, app string) (*client.Client, error) {
 
 // inSync waits until the broker group has a master with a slave in sync, and returns both.
 func (g *brokerGroup) inSync(ctx context.Context) (master, slave *server, err error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, inSyncWithin)
 	defer cancel()
 	for {
 		for i, m := range g.members {
