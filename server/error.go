@@ -37,6 +37,8 @@ func FolderError(dir string, err error) error {
 		e.Next = "nothing was changed; keep a copy of the folder, look with jmq journal verify " + dir + " and jmq journal repair " + dir + " --dry-run, then repair it"
 	case errors.Is(err, local.ErrNoJournal):
 		e.Next = "mount its disk or bring it back; where it lies is broker.journal.folder"
+	case errors.Is(err, local.ErrReplaced):
+		e.Next = "see what is there now: a start takes it as it is, and a master that lacks what was acknowledged waits (jmq broker-group status)"
 	case errors.Is(err, local.ErrIdentity):
 		e.Next = "keep a copy of the folder, and bring the file back, or make it again: jmq journal repair " + dir
 	case within(dir, err) && (errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.EEXIST) || errors.Is(err, syscall.EISDIR)):

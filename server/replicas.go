@@ -451,6 +451,11 @@ func (x *replicas) told(row term.Row) journal.Position {
 
 // turn does what is to be done now, and says after what time to look again, if nothing happens before; 0: at once.
 func (x *replicas) turn() (again time.Duration, err error) {
+	if e := x.r.engine.Load(); e != nil {
+		if err := e.store.Err(); errors.Is(err, local.ErrReplaced) {
+			return 0, FolderError(x.s.dir, err) // what is there now is not for this process to open, and others do what they do when it is away
+		}
+	}
 	if e := x.r.engine.Load(); e != nil && e.master != nil && !isClosed(e.master.Fenced()) {
 		x.tendMaster(e)
 		x.resend(e)

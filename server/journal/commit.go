@@ -442,6 +442,13 @@ func (j *Journal) Fence(cause error) error {
 	return j.mu.err
 }
 
+// Fail stops the journal for good, as a failed write or sync does, for a cause that somebody else has found. It returns why the journal has stopped.
+func (j *Journal) Fail(cause error) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.failLocked(cause)
+}
+
 func (j *Journal) failLocked(cause error) error {
 	if j.mu.err == nil {
 		j.mu.err = fmt.Errorf("%w: %w", ErrFailed, cause)

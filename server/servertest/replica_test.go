@@ -2,8 +2,10 @@ package servertest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +16,7 @@ import (
 	"github.com/jmqio/jmq/server"
 	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/meta"
+	"github.com/jmqio/jmq/server/store/local"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -483,6 +486,26 @@ func TestOldImage(t *testing.T) {
 	if err := send(t, cl, "orders", "after that"); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestFolderDeleted: a master whose folder is deleted under it ends, and its slave takes over.
+func TestFolderDeleted(t *testing.T) {
+	t.Parallel()
+	c := StartCluster(t, ClusterOptions{Slaves: 1, Auto: true, Each: fast})
+	g := c.Groups[0]
+	g.Master()
+	g.InSync(1)
+	a, b := g.Brokers[0], g.Brokers[1]
+	if err := os.RemoveAll(a.Folder()); err != nil {
+		t.Fatal(err)
+	}
+	g.Await("the slave is master", func(all map[string]*wire.ReplicaStatus) bool { return all[b.Name()].GetRole() == "master" })
+	if err := a.end(); !errors.Is(err, local.ErrReplaced) {
+		t.Errorf("it ended: %v", err)
+	}
+	a.mu.Lock()
+	a.running = nil
+	a.mu.Unlock()
 }
 
 // TestPowerLoss: all lose their power at once; what was answered is there when they are back, whoever is first.

@@ -100,6 +100,8 @@ func (s *Store) run() {
 	defer close(b.done)
 	tick := time.NewTicker(s.opt.CheckpointEvery)
 	defer tick.Stop()
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
 	failed := false // the last one did: the next is tried when its time has come, however much was written
 	for {
 		due := false
@@ -108,6 +110,9 @@ func (s *Store) run() {
 			return
 		case <-tick.C:
 			due = true
+		case <-look.C:
+			s.lookAtFolder()
+			continue
 		case <-b.wake:
 		}
 		s.repairRuns()
@@ -128,6 +133,20 @@ func (s *Store) run() {
 			s.trimFollowed()
 		}
 		s.merge(failed)
+	}
+}
+
+// lookEvery is how often the store looks whether its folder is still there.
+const lookEvery = time.Second
+
+// lookAtFolder stops the store when its folder was deleted or replaced: what it writes is seen by nobody who starts again.
+func (s *Store) lookAtFolder() {
+	if s.Err() != nil {
+		return
+	}
+	if err := s.folder.replaced(); err != nil {
+		_ = s.log.Fail(err) // which is what Err says
+		s.fail()
 	}
 }
 
@@ -243,6 +262,9 @@ func (s *Store) checkpoint() error {
 		return journal.ErrClosed
 	}
 
+	if err := s.folder.replaced(); err != nil {
+		return err // what is there now is not to be changed
+	}
 	begin, trims := time.Now(), s.trims.Load()
 	h := checkpointHeader{StoreID: s.folder.storeID, Created: s.opt.Now().UnixNano()}
 	s.apply.Lock()

@@ -39,6 +39,8 @@ var (
 	ErrNoJournal = errors.New("store: the journal is missing")
 	// ErrIdentity: the file that says whose the folder is is missing or damaged.
 	ErrIdentity = errors.New("store: the store's identity is not there")
+	// ErrReplaced: under the open store its folder was deleted, or another one is there under its name. What is written goes nowhere.
+	ErrReplaced = errors.New("store: the folder was deleted or replaced under the open store")
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -51,6 +53,14 @@ type folder struct {
 	index   string
 	storeID [16]byte
 	lock    io.Closer
+	held    []held
+	locked  fs.FileInfo // of the lock, which is open; nil: not known
+}
+
+// held is a folder as it was when the store was opened. That it is open keeps others from getting its inode.
+type held struct {
+	path string
+	file vfs.File
 }
 
 func (f *folder) path(name string) string { return f.fs.PathJoin(f.dir, name) }
@@ -128,7 +138,70 @@ func openFolder(o *Options) (_ *folder, err error) {
 	if err := syncDir(vf, dir); err != nil {
 		return nil, err
 	}
+	if err := f.hold(); err != nil {
+		return nil, err
+	}
 	return f, nil
+}
+
+// hold notes what the folders are, so that replaced can tell.
+func (f *folder) hold() (err error) {
+	if !onDisk(f.fs) {
+		return nil
+	}
+	for _, path := range []string{f.dir, f.journal} {
+		d, err := f.fs.OpenDir(path)
+		if err != nil {
+			return fmt.Errorf("store: open folder %s: %w", path, err)
+		}
+		f.held = append(f.held, held{path, d})
+	}
+	if f.locked, err = f.fs.Stat(f.path(lockName)); err != nil {
+		return fmt.Errorf("store: look at the lock: %w", err)
+	}
+	return nil
+}
+
+// replaced is ErrReplaced where the folders were deleted, or others are there under their names. One that was moved away may come back: it is no
+// error.
+func (f *folder) replaced() error {
+	for _, h := range f.held {
+		was, err := h.file.Stat()
+		if err != nil {
+			continue // it is not known
+		}
+		old, ok := was.Sys().(*syscall.Stat_t)
+		if !ok {
+			continue
+		}
+		is, err := f.fs.Stat(h.path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			if old.Nlink == 0 {
+				return fmt.Errorf("%w: %s was deleted", ErrReplaced, h.path)
+			}
+			return nil
+		case err == nil && !same(was, is):
+			return fmt.Errorf("%w: %s is another folder", ErrReplaced, h.path)
+		}
+	}
+	if f.locked == nil {
+		return nil
+	}
+	switch is, err := f.fs.Stat(f.path(lockName)); {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w: what was in %s was deleted", ErrReplaced, f.dir)
+	case err == nil && !same(f.locked, is):
+		return fmt.Errorf("%w: what is in %s is another store's", ErrReplaced, f.dir)
+	}
+	return nil
+}
+
+// same says whether two files are one; also if that cannot be known.
+func same(a, b fs.FileInfo) bool {
+	x, ok := a.Sys().(*syscall.Stat_t)
+	y, too := b.Sys().(*syscall.Stat_t)
+	return !ok || !too || x.Dev == y.Dev && x.Ino == y.Ino
 }
 
 // identify reads STORE, or writes it when the folder is new.
@@ -244,7 +317,12 @@ func sameFolder(a, b string) bool {
 }
 
 func (f *folder) close() error {
-	_ = f.fs.Remove(f.path(ownerName)) // only for people
+	if f.replaced() == nil {
+		_ = f.fs.Remove(f.path(ownerName)) // only for people
+	}
+	for _, h := range f.held {
+		_ = h.file.Close() // it was only looked at
+	}
 	return f.lock.Close()
 }
 

@@ -38,6 +38,8 @@ type Log interface {
 	Holes() []journal.Hole
 	Epoch() journal.Epoch
 	Err() error
+	// Fail stops the log for good, as a failed write or sync does.
+	Fail(cause error) error
 	Metrics() journal.Metrics
 	Close() error
 }
