@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -28,9 +29,12 @@ type campaign struct {
 	seed    uint64 // of the first
 	file    string // of rows; "": none
 	binary  string
+	planted string // a bug that a program built with the tag planted is to have
 	dir     string // of clusters
 	require bool   // what is missing here is an error
 	kinds   []*kind
+	// stopping: no schedule begins any more.
+	stopping atomic.Bool
 
 	commit, digest string
 	rows           []row // of this digest: those of the file and of this run
@@ -57,6 +61,7 @@ func campaignOf(args []string) (*campaign, error) {
 	f.StringVar(&faults, "faults", "", "kinds of faults, with commas; empty: all of "+strings.Join(kindNames(), ", "))
 	f.StringVar(&resume, "resume", "", "file of rows: what it has of this code is not run again, and what is run is added")
 	f.StringVar(&c.binary, "jmq", "./jmq", "the program")
+	f.StringVar(&c.planted, "planted", "", "bug that a -jmq built with the tag planted is to have: the campaign must find it")
 	f.StringVar(&c.dir, "dir", ".bin/chaos", "folder of clusters; what fails is kept there")
 	if err := f.Parse(args); err != nil {
 		return nil, err
@@ -112,8 +117,17 @@ func runCommand(args []string) int {
 			return exitBad
 		}
 	}
-	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	go func() { // ends with the program
+		<-signals
+		fmt.Fprintln(os.Stderr, "chaos run: ends after this schedule; once more ends at once, and what this cluster showed is run again")
+		c.stopping.Store(true)
+		<-signals
+		cancel()
+	}()
 	if err = c.run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "chaos run:", err)
 	}
@@ -160,10 +174,10 @@ func (c *campaign) run(ctx context.Context) error {
 			}
 		}
 	}
-	for more := true; more && ctx.Err() == nil; {
+	for more := true; more; {
 		more = false
 		for i, k := range c.kinds {
-			if len(left[i]) == 0 || ctx.Err() != nil {
+			if len(left[i]) == 0 || ctx.Err() != nil || c.stopping.Load() {
 				continue
 			}
 			// Seeds of one life follow each other: the shape of the cluster is that of the first of them all.
@@ -221,6 +235,9 @@ func (c *campaign) life(ctx context.Context, k *kind, seeds []uint64) (err error
 	fmt.Fprintf(c.out, "%s: %d broker groups of 1+%d%s, up in %.1f s\n", k.name, s.groups, s.slaves, map[bool]string{true: ", auto"}[s.auto], time.Since(begun).Seconds())
 	var rows []row
 	for _, seed := range seeds {
+		if c.stopping.Load() && len(rows) > 0 {
+			break
+		}
 		begun := time.Now()
 		var r row
 		if r, err = t.run(ctx, seed); err != nil {

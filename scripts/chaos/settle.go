@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -99,20 +98,13 @@ func (t *trial) row(seed uint64) row {
 
 // keep writes the history and what is wrong with it into the trial's folder.
 func (t *trial) keep() error {
-	f, err := os.Create(filepath.Join(t.dir, "history.jsonl"))
+	w, err := check.Create(filepath.Join(t.dir, "history.jsonl"))
 	if err != nil {
 		return err
 	}
-	defer f.Close()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	enc := json.NewEncoder(f)
-	for _, e := range t.mu.events {
-		if err := enc.Encode(e); err != nil {
-			return err
-		}
-	}
-	return os.WriteFile(filepath.Join(t.dir, "report"), []byte(t.report+"\n"), 0o644)
+	return errors.Join(w.Write(t.mu.events...), w.Close(), os.WriteFile(filepath.Join(t.dir, "report"), []byte(t.report+"\n"), 0o644))
 }
 
 // keepDisks copies what is on disks of their own into the folders of their nodes, when something is wrong: they go.
@@ -156,7 +148,7 @@ func (t *trial) same(ctx context.Context) error {
 
 // autopsy looks at the disks of brokers that are stopped: what their journals have, and what a store makes of it.
 func (t *trial) autopsy() {
-	for n, g := range t.groups {
+	for _, g := range t.groups {
 		copies := map[string]map[journal.Position]sum{}
 		for _, b := range t.of(g) {
 			// A copy is looked at: opening a store writes.
@@ -172,7 +164,7 @@ func (t *trial) autopsy() {
 				t.problem("the disk of %s: %v", b.Name, err)
 			}
 		}
-		t.compare(n, copies)
+		t.compare(g, copies)
 	}
 	_ = os.RemoveAll(filepath.Join(t.dir, "autopsy")) // the originals are there
 }
@@ -191,7 +183,7 @@ type sum struct {
 }
 
 // compare notes what the copies of a broker group have between the last begin and the first end.
-func (t *trial) compare(group int, copies map[string]map[journal.Position]sum) {
+func (t *trial) compare(group string, copies map[string]map[journal.Position]sum) {
 	var from, to journal.Position
 	first := true
 	for _, sums := range copies {
@@ -219,8 +211,9 @@ func (t *trial) compare(group int, copies map[string]map[journal.Position]sum) {
 			for _, s := range part {
 				fmt.Fprintln(all, s)
 			}
-			// By positions: copies that have not the same records have other ranges, so the whole is told too.
-			t.event(check.Event{Op: check.OpCopy, Proc: name, Index: uint64(group)<<40 + uint64(i), To: uint64(group)<<40 + uint64(i+sumRecords), Hash: fmt.Sprintf("%08x", all.Sum32()), Call: at})
+			t.event(check.Event{
+				Op: check.OpCopy, Proc: name, BrokerGroup: group, Index: uint64(i), To: uint64(i + sumRecords), Hash: fmt.Sprintf("%08x", all.Sum32()), Call: at,
+			})
 		}
 	}
 }
@@ -324,16 +317,14 @@ func (t *trial) scan(st *local.Store, b *localcluster.Node, topic string, p stor
 			for it.Next() {
 				m := it.View.Message()
 				e := check.Event{
-					Op: check.OpScan, Proc: b.Name, Topic: topic, Partition: partition, Index: batch.FirstIndex() + uint64(it.Slot()),
+					Op: check.OpScan, Proc: b.Name, BrokerGroup: b.Group, Topic: topic, Partition: partition, Index: batch.FirstIndex() + uint64(it.Slot()),
 					ID: ulid.ULID(m.ID).String(), Key: m.OrderKey, Seq: seqOf(m.Headers), Hash: hash(m.Body), Call: at,
 				}
-				if len(t.groups) == 1 { // terms are each broker group's own
-					_, epoch, err := st.Written(p, index.Index(e.Index))
-					if err != nil {
-						return err
-					}
-					e.Epoch = uint64(epoch)
+				_, epoch, err := st.Written(p, index.Index(e.Index))
+				if err != nil {
+					return err
 				}
+				e.Epoch = uint64(epoch)
 				t.event(e)
 			}
 			if err := it.Err(); err != nil {

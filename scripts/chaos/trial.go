@@ -98,6 +98,9 @@ func (c *campaign) begin(ctx context.Context, k *kind, s shape, dir string) (*tr
 			"store":       map[string]any{"checkpointEvery": "1s", "checkpointBytes": 1 << 20},
 		},
 	}
+	if c.planted != "" {
+		o.Env = []string{"JMQ_TEST_PLANTED=" + c.planted}
+	}
 	var err error
 	switch {
 	case k.apart:
@@ -186,7 +189,7 @@ func (t *trial) load(ctx context.Context) error {
 		}
 	}
 	var err error
-	if t.admin, err = t.dialAs(ctx, "operator", t.AdminFile()); err != nil {
+	if t.admin, err = t.dialAs(ctx, "operator", t.AdminFile(), t.Addresses("registry")); err != nil { // brokers may hang
 		return err
 	}
 	if err := admin.New(t.admin).InForce(ctx, 0); err != nil {
@@ -223,10 +226,10 @@ func (t *trial) load(ctx context.Context) error {
 }
 
 func (t *trial) dial(proc string) (*client.Client, error) {
-	return t.dialAs(context.Background(), proc, filepath.Join(t.dir, "app.credential"))
+	return t.dialAs(context.Background(), proc, filepath.Join(t.dir, "app.credential"), t.Addresses(""))
 }
 
-func (t *trial) dialAs(ctx context.Context, proc, credential string) (*client.Client, error) {
+func (t *trial) dialAs(ctx context.Context, proc, credential string, addresses []string) (*client.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, recoverWithin)
 	defer cancel()
 	options := []client.Option{client.WithApp(app), client.WithCredentialsFile(credential)}
@@ -235,7 +238,7 @@ func (t *trial) dialAs(ctx context.Context, proc, credential string) (*client.Cl
 			return t.network.Dial(ctx, clientsHost, address)
 		}))
 	}
-	cl, err := client.Dial(ctx, strings.Join(t.Addresses(""), ","), options...)
+	cl, err := client.Dial(ctx, strings.Join(addresses, ","), options...)
 	if err == nil {
 		t.clients = append(t.clients, cl)
 	} else {
@@ -262,15 +265,17 @@ type node struct {
 	serving, refused  bool
 	failed, full      bool
 	end, committed    uint64
+	epoch             uint64
 	damage            string // what it found wrong with its copy
 	connectedMetadata bool
 }
 
-// look asks a broker. One that does not answer has no role.
+// look asks a broker, and notes it if it serves as master. One that does not answer has no role.
 func (t *trial) look(ctx context.Context, b *localcluster.Node) node {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	n := node{Node: b}
+	call := now()
 	for line := range strings.Lines(b.Metrics(ctx)) {
 		name, value, ok := strings.Cut(strings.TrimSpace(line), " ")
 		v, err := strconv.ParseFloat(value, 64)
@@ -292,6 +297,10 @@ func (t *trial) look(ctx context.Context, b *localcluster.Node) node {
 			n.full = v == 1
 		case name == "jmq_metadata_connected":
 			n.connectedMetadata = v == 1
+		case name == "jmq_replica_term":
+			n.epoch |= uint64(v) << 32
+		case name == "jmq_replica_start":
+			n.epoch |= uint64(v)
 		case name == `jmq_replica_position_bytes{what="end"}`:
 			n.end = uint64(v)
 		case name == `jmq_replica_position_bytes{what="committed"}`:
@@ -299,6 +308,9 @@ func (t *trial) look(ctx context.Context, b *localcluster.Node) node {
 		case v > 0 && (name == "jmq_journal_holes" || name == "jmq_lost_messages_total" || name == "jmq_panics_total"):
 			n.damage = strings.TrimSpace(line)
 		}
+	}
+	if n.role == "master" {
+		t.event(check.Event{Op: check.OpMaster, Proc: b.Name, BrokerGroup: b.Group, Epoch: n.epoch, Call: call, Return: now()})
 	}
 	return n
 }
@@ -516,10 +528,13 @@ func (t *trial) drain(ctx context.Context) error {
 		}
 		e.Return = now()
 		for _, l := range lags {
+			e.Partition = t.partition(l.BrokerGroup, l.Partition)
 			if l.Consumed == 0 { // else it is not told which
-				e.Partition, e.Index = t.partition(l.BrokerGroup, l.Partition), l.AckOffset
+				e.Op, e.Index, e.To, e.Pending = check.OpOffset, l.AckOffset, 0, 0
 				t.event(e)
 			}
+			e.Op, e.Index, e.To, e.Pending = check.OpBalance, l.First, l.End, l.Lag
+			t.event(e)
 		}
 	}
 	for _, b := range t.Of("broker") {

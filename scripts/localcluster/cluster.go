@@ -58,6 +58,8 @@ type Options struct {
 	SQLite bool
 	// Broker is more of the brokers' configuration, below "broker".
 	Broker map[string]any
+	// Env is more of the nodes' environment.
+	Env []string
 	// Data is the folder of a broker's messages; nil: data in that of the node.
 	Data func(node string) string
 
@@ -527,7 +529,7 @@ func (n *Node) Begin() error {
 	}
 	defer log.Close()
 	cmd := exec.Command(n.o.Binary, "run", n.Role, "--config", n.config())
-	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = n.dir, environment(), log, log
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = n.dir, append(environment(), n.o.Env...), log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a Ctrl-C is not for it
 	if n.o.Attached {
 		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
