@@ -169,6 +169,9 @@ func listCopies(g admin.BrokerGroup) listing {
 			if !s.InSync && s.State != "" {
 				row[3] = s.State
 			}
+			if s.State == "refused" {
+				row[7] = "-"
+			}
 		}
 		l.rows = append(l.rows, row)
 	}
@@ -324,6 +327,10 @@ func (x *operation) run(cmd *cobra.Command, args []string, f func(ctx context.Co
 	ctx, cancel := context.WithTimeout(cmd.Context(), operationWithin)
 	defer cancel()
 	err = f(ctx, admin.New(cl))
+	if errors.Is(err, client.ErrUnknown) {
+		return fmt.Errorf("%s of broker group %s: the registry did not answer, so it may have been done or not. A master that hands over waits for its answer, and nobody serves the broker group meanwhile, since two would: "+
+			"bring a registry node back, and look: jmq broker-group status %[2]s", x.o.Action, name)
+	}
 	if errors.Is(err, client.ErrDisconnected) {
 		err = fmt.Errorf("%w; no registry node answers: messages go on, nothing can be changed", err)
 	}
@@ -341,7 +348,18 @@ type outcomeInfo struct {
 func (x *operation) print(cmd *cobra.Command, r *admin.Outcome) error {
 	l := listBrokerGroups(r.Groups)
 	l.data = outcomeInfo{r.Done, r.Lost, r.Left, l.data.([]brokerGroupInfo)}
-	return printListing(cmd.OutOrStdout(), x.changing.output, l)
+	if err := printListing(cmd.OutOrStdout(), x.changing.output, l); err != nil {
+		return err
+	}
+	if len(r.Groups) != 1 || !r.Done || x.o.DryRun || x.o.Action != admin.Promote && x.o.Action != admin.Transfer {
+		return nil
+	}
+	master := r.Groups[0].Row.Master
+	if r.Took == 0 {
+		return fmt.Errorf("broker %s was named master, and is not heard to serve yet: jmq broker-group status %s says why", master, r.Groups[0].Name)
+	}
+	x.say(cmd, "done", []string{fmt.Sprintf("broker %s serves as master; the broker group took no messages for %v at most", master, r.Took.Round(10*time.Millisecond))})
+	return nil
 }
 
 // say prints lines for people, where the output is for people.
@@ -400,7 +418,7 @@ nothing. After a new generation of the metadata this names a master without the 
 			}
 			if !r.Done {
 				x.say(cmd, "may be lost", r.Lost)
-				return errors.New("no other master was named, for more became known meanwhile that may be lost: the brokers have stopped for it, and go on by themselves with the master they had (status says when); jmq broker-group transfer loses nothing while that lives, or accept the loss with --force")
+				return errors.New("no other master was named, for more became known meanwhile that may be lost: the broker group goes on with the master it had, which was named anew; jmq broker-group transfer loses nothing while that lives, or accept the loss with --force")
 			}
 			return x.print(cmd, r)
 		})
@@ -413,7 +431,8 @@ func brokerGroupTransferCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "transfer NAME", Short: "Have the master hand over to a slave in sync: nothing is lost, and no send fails",
 		Long: `Have the master hand over to a slave in sync, before its machine is stopped: it takes no more messages for a moment, in which they go to other broker
-groups, waits until the slave has everything, and becomes its slave. It is waited for, half a minute at most; else the master goes on.`,
+groups, waits until the slave has everything, and becomes its slave. It is waited for, half a minute at most; else the master goes on. It says within which time the
+slave served. A registry that goes away in between is waited for: until it says who was named nobody serves the broker group, since two could.`,
 		Example: "  jmq broker-group transfer b1\n  jmq broker-group transfer b1 --to b1-2",
 	}
 	x.flags(cmd)

@@ -153,7 +153,7 @@ func runConsume(cmd *cobra.Command, o *consumeOptions, topic string) error {
 		last = time.Now()
 	}
 	if unsettled > 0 {
-		return fmt.Errorf("up to %d messages were printed and not acknowledged; they come again", unsettled)
+		return fmt.Errorf("up to %s were printed and not acknowledged; they come again", counted(unsettled, "message"))
 	}
 	return nil
 }

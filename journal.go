@@ -264,7 +264,7 @@ func printVerify(w io.Writer, output string, v verifyResult) error {
 		fmt.Fprintf(&b, "%-10s"+format+"\n", append([]any{what}, args...)...)
 	}
 	line("journal", "%s of store %s", v.Folder, v.StoreID)
-	line("checked", "%d segments (header, name, store, and that each begins where the one before ends), %s records with %s", v.Segments, humanize.Comma(v.Records), humanize.IBytes(uint64(v.Bytes)))
+	line("checked", "%s (header, name, store, and that each begins where the one before ends), %s records with %s", counted(v.Segments, "segment"), humanize.Comma(v.Records), humanize.IBytes(uint64(v.Bytes)))
 	line("", "of each record: checksum, position, epoch, and the durable end that it claims")
 	line("positions", "[%d, %d), known to be on disk below %d", v.Begin, v.End, v.Proven)
 	if v.Begin > 0 {
@@ -279,20 +279,20 @@ func printVerify(w io.Writer, output string, v verifyResult) error {
 		line("set aside", "%d ends that another copy has not: see jmq journal aside ls", len(v.SetAside))
 	}
 	if len(v.Holes) > 0 {
-		line("lost", "%d ranges were lost to damage before, and are known to be: %s", len(v.Holes), shorten(rangeTexts(v.Holes)))
+		line("lost", "lost to damage before, and known to be: %s: %s", counted(len(v.Holes), "range"), shorten(rangeTexts(v.Holes)))
 	}
 	switch {
 	case len(v.Damaged) > 0:
-		line("result", "DAMAGED: %d ranges cannot be read, everything else can: %s", len(v.Damaged), shorten(rangeTexts(v.Damaged)))
+		line("result", "DAMAGED: %s cannot be read, everything else can: %s", counted(len(v.Damaged), "range"), shorten(rangeTexts(v.Damaged)))
 		if !v.Refused {
 			line("", "the next start sets their bytes aside, marks their messages as lost, and serves the rest")
 		}
 	case v.Headers > 0 && !v.Refused:
-		line("result", "DAMAGED: the headers of %d segments, which the next start makes again; every record can be read", v.Headers)
+		line("result", "DAMAGED: the headers of %s, which the next start makes again; every record can be read", counted(v.Headers, "segment"))
 	case v.Damage != "":
 		line("result", "DAMAGED; whole below position %d", v.End)
 	case v.TornBytes > 0 || v.TornSegments > 0:
-		line("result", "whole; after its end there is a torn tail of %d bytes and %d segments, which the next start cuts (a kill leaves that)", v.TornBytes, v.TornSegments)
+		line("result", "whole; after its end there is a torn tail of %s and %s, which the next start cuts (a kill leaves that)", counted(v.TornBytes, "byte"), counted(v.TornSegments, "segment"))
 	default:
 		line("result", "whole, to the last byte")
 	}

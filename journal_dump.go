@@ -212,7 +212,7 @@ func (d *recordDecoder) topicRecord(payload []byte) (string, any, error) {
 	s := settingsInfo{max(t.Settings.RetentionAge.Milliseconds(), -1), max(t.Settings.RetentionBytes, -1), t.Settings.DiscardUnconsumed, t.Settings.PauseProduce, t.Settings.PauseConsume}
 	operation := map[store.TopicOperation]string{store.TopicCreate: "create", store.TopicAlter: "alter", store.TopicDelete: "delete"}[r.Operation]
 	i := topicChangeInfo{operation, topicInfo{t.Name, t.Partitions, time.Unix(0, t.Created), uint64(t.ID), t.Incarnation, s}, r.Who, r.Why}
-	says := fmt.Sprintf("%s topic %s (id %d.%d), %d partitions, retention %s, %s, paused: %s%s", operation, t.Name, t.ID, t.Incarnation, t.Partitions, s.age(), s.size(), s.paused(), audit(r.Who, r.Why))
+	says := fmt.Sprintf("%s topic %s (id %d.%d), %s, retention %s, %s, paused: %s%s", operation, t.Name, t.ID, t.Incarnation, counted(t.Partitions, "partition"), s.age(), s.size(), s.paused(), audit(r.Who, r.Why))
 	return says, i, nil
 }
 

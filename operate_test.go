@@ -57,13 +57,13 @@ func TestOperate(t *testing.T) {
 	sh.fails(exitNotFound, "app nobody is not there", "", "app describe nobody")
 	sh.fails(exitNotFound, "app nobody is not there", "", "app alter nobody --description x")
 
-	sh.warned("topic orders is on 1 broker groups", "", "topic create orders --partitions 4 --owner shop --limit-messages 100 --retention 7d")
+	sh.warned("topic orders is on 1 broker group:", "", "topic create orders --partitions 4 --owner shop --limit-messages 100 --retention 7d")
 	if out := sh.ok("", "get topic orders -o json"); !strings.Contains(out, `"retentionAge": "168h"`) || !strings.Contains(out, `"messagesPerSecond": 100`) {
 		t.Errorf("topic: %s", out)
 	}
 	sh.ok("", "topic create orders --partitions 4 --owner shop --limit-messages 100 --retention 7d") // the same again is fine
 	sh.fails(exitError, "exists", "", "topic create orders --partitions 4 --owner shop --limit-messages 200")
-	sh.warned("topic orders is on 1 broker groups", "", "topic alter orders --limit-messages 0 --partitions 6")
+	sh.warned("topic orders is on 1 broker group:", "", "topic alter orders --limit-messages 0 --partitions 6")
 	if out := sh.ok("", "topic ls -o csv"); !strings.Contains(out, "\norders,6,") {
 		t.Errorf("topics: %s", out)
 	}
@@ -163,13 +163,13 @@ name: pay
       messagesPerSecond: 500
 `)
 	dry := "app shop: would be created\n  + description: \"sells\"\napp pay: would be created\ntopic orders: would be created\n"
-	if out := sh.warned("topic orders is on 1 broker groups", "", "apply --dry-run -f "+file); !strings.HasPrefix(out, dry) || !strings.HasSuffix(out, "consumer orders/pay: would be created\n  + concurrency: 4\n  + limit.messagesPerSecond: 500\n") {
+	if out := sh.warned("topic orders is on 1 broker group:", "", "apply --dry-run -f "+file); !strings.HasPrefix(out, dry) || !strings.HasSuffix(out, "consumer orders/pay: would be created\n  + concurrency: 4\n  + limit.messagesPerSecond: 500\n") {
 		t.Errorf("dry run: %s", out)
 	}
 	if out := sh.ok("", "app ls -o name"); out != "" {
 		t.Errorf("a dry run made %q", out)
 	}
-	sh.warned("topic orders is on 1 broker groups", "", "apply --yes -f "+file)
+	sh.warned("topic orders is on 1 broker group:", "", "apply --yes -f "+file)
 	if out := sh.ok("", "apply --yes -f "+file); out != "app shop: unchanged\napp pay: unchanged\ntopic orders: unchanged\nconsumer orders/pay: unchanged\n" {
 		t.Errorf("again: %s", out)
 	}

@@ -52,7 +52,7 @@ func TestOperateReplicas(t *testing.T) {
 		t.Errorf("%s", out)
 	}
 	sh.warned("topic orders is on 2 broker groups", "", "topic create orders --broker-groups bg1,bg2 --partitions 1 --durability replicated")
-	sh.warned("topic other is on 1 broker groups", "", "topic create other --broker-groups bg2 --partitions 1")
+	sh.warned("topic other is on 1 broker group:", "", "topic create other --broker-groups bg2 --partitions 1")
 	client := shell{t, c.Brokers[1].Address()}
 	client.ok("a\nb\nc\nd\n", "produce orders")
 	client.ok("", "consume orders --group pay --from-beginning -n 4")
@@ -82,6 +82,6 @@ func TestOperateReplicas(t *testing.T) {
 	if out := sh.ok("", "broker-group drain bg1 --wait"); !strings.HasSuffix(out, "nothing is left; next: jmq topic alter orders --broker-groups bg2\n") {
 		t.Fatalf("%s", out)
 	}
-	sh.warned("topic orders is on 1 broker groups", "", "topic alter orders --broker-groups bg2")
+	sh.warned("topic orders is on 1 broker group:", "", "topic alter orders --broker-groups bg2")
 	sh.ok("", "broker-group activate bg1")
 }

@@ -152,8 +152,8 @@ func printUsage(w io.Writer, output string, u usageInfo, now time.Time) error {
 	if u.LimitBytes > 0 {
 		line("limit", "%-8s %s of %s (broker.store.bytesMax), %s taken", "folders", usedBar(u.LimitedBytes, u.LimitBytes), formatSize(int64(u.LimitBytes)), formatSize(int64(u.LimitedBytes)))
 	}
-	line("takes", "journal %s in %d segments, index %s, checkpoints %s, set aside as damaged %s",
-		formatSize(int64(u.JournalBytes)), u.Segments, formatSize(int64(u.IndexBytes)), formatSize(int64(u.CheckpointBytes)), formatSize(int64(u.DamagedBytes)))
+	line("takes", "journal %s in %s, index %s, checkpoints %s, set aside as damaged %s",
+		formatSize(int64(u.JournalBytes)), counted(u.Segments, "segment"), formatSize(int64(u.IndexBytes)), formatSize(int64(u.CheckpointBytes)), formatSize(int64(u.DamagedBytes)))
 	oldest := ""
 	if u.OldestAt != nil {
 		oldest = ", the oldest segment was begun " + ago(u.OldestAt.UnixNano(), now)
@@ -170,10 +170,10 @@ func printUsage(w io.Writer, output string, u usageInfo, now time.Time) error {
 		for _, h := range u.Holes {
 			messages += h.Messages
 		}
-		line("DAMAGE", "%d ranges of the journal cannot be read, with about %d messages; consumers skip them", len(u.Holes), messages)
+		line("DAMAGE", "%s of the journal cannot be read, with about %s; consumers skip what is there", counted(len(u.Holes), "range"), counted(messages, "message"))
 		const shown = 5
 		for _, h := range u.Holes[:min(shown, len(u.Holes))] {
-			line("", "positions [%d, %d), %s, about %d messages", h.From, h.To, formatSize(int64(h.To-h.From)), h.Messages)
+			line("", "positions [%d, %d), %s, about %s", h.From, h.To, formatSize(int64(h.To-h.From)), counted(h.Messages, "message"))
 		}
 		if len(u.Holes) > shown {
 			line("", "and %d more: -o json has them all", len(u.Holes)-shown)

@@ -468,7 +468,7 @@ func printTopic(w io.Writer, output string, r *wire.DescribeTopicResponse, now t
 		}
 		var b strings.Builder
 		fmt.Fprintf(&b, "topic       %s (id %d, incarnation %d), created %s\n", d.Name, d.ID, d.Incarnation, d.CreatedAt.Format(time.RFC3339))
-		fmt.Fprintf(&b, "holds       %d messages, %s in %d partitions\n", d.Messages, formatSize(int64(d.Bytes)), len(d.By))
+		fmt.Fprintf(&b, "holds       %s, %s in %s\n", counted(d.Messages, "message"), formatSize(int64(d.Bytes)), counted(len(d.By), "partition"))
 		fmt.Fprintf(&b, "retention   %s, %s; what is not consumed %s\n", of(d.Settings.age(), d.Effective.age()), of(d.Settings.size(), d.Effective.size()), unconsumed)
 		fmt.Fprintf(&b, "paused      %s\n", d.Settings.paused())
 		fmt.Fprintf(&b, "groups      %s\n\n", groups)

@@ -130,3 +130,11 @@ func ago(ns int64, now time.Time) string {
 	}
 	return formatDuration(d) + " ago"
 }
+
+// counted is "1 message", "2 messages".
+func counted[N int | int64 | uint32 | uint64](n N, one string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %ss", n, one)
+}

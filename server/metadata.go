@@ -238,7 +238,7 @@ func (md *metadata) apply(ctx context.Context, snapshot *meta.Snapshot) error {
 
 func (md *metadata) applyTo(ctx context.Context, e *engine, snapshot *meta.Snapshot) error {
 	err := e.broker.Apply(ctx, snapshot)
-	if err != nil && !errors.Is(ctx.Err(), context.Canceled) && md.known.Load() == snapshot {
+	if err != nil && wire.CodeOf(err) != wire.CodeNotMaster && !errors.Is(ctx.Err(), context.Canceled) && md.known.Load() == snapshot {
 		md.s.log.Warn("the broker does not follow the metadata yet, trying on", "version", snapshot.Version, "err", err)
 	}
 	return err

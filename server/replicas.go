@@ -30,6 +30,7 @@ const (
 	lookEvery      = 250 * time.Millisecond // at a slave: whether its master is away
 	askWithin      = 3 * time.Second        // of a question to the registry
 	handOverWithin = 10 * time.Second
+	tellWaiting    = 2 * time.Second // of a hand-over
 )
 
 // What a broker is, as status says it.
@@ -590,7 +591,7 @@ func (x *replicas) lead(d replica.Decision, met []replica.Met) (again time.Durat
 	}
 	x.awaitServed(met, heard)
 	boot := x.state.Get().Boot
-	if err := x.closeEngine(); err != nil {
+	if err := x.closeEngine(); err != nil && !errors.Is(err, journal.ErrFenced) { // another leads: that was told
 		x.s.log.Warn("the store was not closed well", "err", err)
 	}
 	if x.state.Get().Boot != boot {
@@ -681,7 +682,7 @@ func (x *replicas) follow(waiting bool) error {
 			return x.copyAll()
 		}
 	}
-	if err := x.closeEngine(); err != nil {
+	if err := x.closeEngine(); err != nil && !errors.Is(err, journal.ErrFenced) { // another leads: that was told
 		x.s.log.Warn("the store was not closed well", "err", err)
 	}
 	e, err := x.openSlave(x.ctx)
@@ -704,7 +705,11 @@ func (x *replicas) tendMaster(e *engine) {
 	ctx, cancel := context.WithTimeout(x.ctx, handOverWithin)
 	defer cancel()
 	begun := time.Now()
+	waiting := time.AfterFunc(tellWaiting, func() {
+		x.s.log.Warn("the broker group is being handed over, and nobody serves it until that is done: the slave lacks something, or the registry does not say who is master now", "brokerGroup", x.group(), "to", to)
+	})
 	next, err := e.master.HandOver(ctx, to)
+	waiting.Stop()
 	if err != nil {
 		x.s.log.Warn("the broker group was not handed over, trying on", "brokerGroup", x.group(), "to", to, "took", time.Since(begun), "err", err)
 		return

@@ -108,7 +108,10 @@ type Outcome struct {
 	Groups []BrokerGroup // the one, as it is then
 	Lost   []string      // Promote: what is or would be lost, in words
 	Left   []string      // Drain: what is still in the broker group, in words
-	Done   bool          // Promote without Force: nothing was done if something may be lost. Drain: nothing is left
+	// Took is how long it took until the other broker was heard to serve as master, of Promote and Transfer that are done: nothing was taken for a part of it. 0: it did not
+	// within 30 s.
+	Took time.Duration
+	Done bool // Promote without Force: nothing was done if something may be lost. Drain: nothing is left
 }
 
 // BrokerGroups says how a broker group is, "": how all are.
@@ -120,8 +123,9 @@ func (a *Admin) BrokerGroups(ctx context.Context, name string) ([]BrokerGroup, e
 	return brokerGroupsOf(&answer)
 }
 
-// Operate does something to a broker group. Transfer waits until the other broker is master, up to half a minute.
+// Operate does something to a broker group. Transfer and Promote wait until the other broker serves as master, up to half a minute.
 func (a *Admin) Operate(ctx context.Context, o Operation) (*Outcome, error) {
+	begun := time.Now()
 	r := &wire.BrokerGroupRequest{BrokerGroup: o.BrokerGroup, Action: o.Action, Broker: o.Broker, Off: o.Off, Force: o.Force, DryRun: o.DryRun, Reason: o.Reason}
 	call := a.cluster.CallOnce
 	if o.DryRun {
@@ -141,8 +145,45 @@ func (a *Admin) Operate(ctx context.Context, o Operation) (*Outcome, error) {
 		}
 		answer.Done = true
 	}
-	return &Outcome{Groups: groups, Lost: answer.Lost, Left: answer.Left, Done: answer.Done}, nil
+	out := &Outcome{Groups: groups, Lost: answer.Lost, Left: answer.Left, Done: answer.Done}
+	if (o.Action == Transfer || o.Action == Promote) && answer.Done && !o.DryRun && a.served(ctx, out) {
+		out.Took = time.Since(begun)
+	}
+	return out, nil
 }
+
+// served waits until the master that was named serves. That it is named is so whether or not it can be heard here.
+func (a *Admin) served(ctx context.Context, r *Outcome) bool {
+	ctx, cancel := context.WithTimeout(ctx, servedWithin)
+	defer cancel()
+	for {
+		if len(r.Groups) == 1 {
+			for _, b := range r.Groups[0].Brokers {
+				if b.Name == r.Groups[0].Row.Master && !b.Away && b.Replica != nil && b.Replica.Role == "master" && b.Replica.Epoch.Term >= r.Groups[0].Row.Term {
+					return true
+				}
+			}
+		}
+		t := time.NewTimer(servedEvery)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return false
+		}
+		if len(r.Groups) != 1 {
+			return false
+		}
+		if now, err := a.BrokerGroups(ctx, r.Groups[0].Name); err == nil {
+			r.Groups = now
+		}
+	}
+}
+
+const (
+	servedWithin = 30 * time.Second
+	servedEvery  = 100 * time.Millisecond
+)
 
 // transferred waits until a transfer that is under way has come about.
 func (a *Admin) transferred(ctx context.Context, begun []BrokerGroup) ([]BrokerGroup, error) {

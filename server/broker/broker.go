@@ -289,7 +289,7 @@ func (b *Broker) fail(err error) {
 		return
 	}
 	if wire.CodeOf(why) == wire.CodeNotMaster {
-		b.o.Logger.Warn("the broker stops serving: it is not the master any more", "err", err)
+		b.o.Logger.Debug("the broker stops serving: it is not the master any more", "err", err)
 	} else {
 		b.o.Logger.Error("the broker stops serving: its store has failed", "err", err)
 	}

@@ -436,7 +436,7 @@ func (j *Journal) Fence(cause error) error {
 	defer j.mu.Unlock()
 	if j.mu.err == nil {
 		j.mu.err = fmt.Errorf("%w: %w", ErrFenced, cause)
-		j.opts.Logger.Warn("journal stopped", "position", uint64(j.Synced()), "err", cause)
+		j.opts.Logger.Debug("journal stopped, for another one leads", "position", uint64(j.Synced()), "err", cause)
 		j.roomLocked()
 	}
 	return j.mu.err

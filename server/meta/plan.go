@@ -641,7 +641,7 @@ func Warnings(before, after *Snapshot, changed []*Object) (warnings []string) {
 		switch v := o.Spec.(type) {
 		case *Topic:
 			if len(v.BrokerGroups) < BrokerGroupsUsual {
-				warnings = append(warnings, fmt.Sprintf("%s is on %d broker groups: with fewer than %d the loss of one stops or overloads it", o.Key, len(v.BrokerGroups), BrokerGroupsUsual))
+				warnings = append(warnings, fmt.Sprintf("%s is on %s: with fewer than %d the loss of one stops or overloads it", o.Key, brokerGroupsText(len(v.BrokerGroups)), BrokerGroupsUsual))
 			}
 			warnings = append(warnings, noEffect(o.Key, "archive", v.Archive)...)
 			if v.Durability == DurabilityReplicated {
@@ -696,4 +696,11 @@ func noEffect(k Key, fields ...any) (warnings []string) {
 		}
 	}
 	return warnings
+}
+
+func brokerGroupsText(n int) string {
+	if n == 1 {
+		return "1 broker group"
+	}
+	return fmt.Sprintf("%d broker groups", n)
 }

@@ -364,12 +364,14 @@ func (n *Node) promote(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRe
 	// The target promises too: one that was off could start meanwhile, hear from all others that nobody met a higher term, and open.
 	fenced := n.meet(ctx, r.BrokerGroup, others, g.specs, row.Highest(heard.list())+1)
 	if err := fenced.silent("Nothing was promoted. Stop them, or"); err != nil {
+		n.unfence(ctx, by, r.BrokerGroup, fenced)
 		return err
 	}
 	reports := fenced.list()
 	to = fenced.reports[target]
 	if now := term.Losses(to, reports, r.Off, row.Committed); len(now) > 0 && !r.Force {
 		response.Lost = lost(now, to, g) // it went on being written to while it was asked
+		n.unfence(ctx, by, r.BrokerGroup, fenced)
 		return nil
 	}
 	for try := 1; ; try++ {
@@ -386,6 +388,34 @@ func (n *Node) promote(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRe
 		was := row
 		if row, expect = n.row(s, r.BrokerGroup); row.Term != was.Term {
 			return wire.Errorf(wire.CodeConflict, "broker %s was named master of term %d meanwhile", row.Master.Broker, row.Term)
+		}
+	}
+}
+
+// unfence names the master that is named anew, in a term above the one that brokers have promised to keep to for a promotion that did not come about: else all
+// would wait until it is seen that they do (confirmAfter). What is not written here is written then.
+func (n *Node) unfence(ctx context.Context, by meta.Actor, brokerGroup string, fenced met) {
+	reports := fenced.list()
+	if len(reports) == 0 {
+		return
+	}
+	for try := 1; ; try++ {
+		s := n.store.View()
+		row, expect := rowOf(s, brokerGroup)
+		next, changed := row.Confirm(reports[0], reports, uint64(s.Generation))
+		if !changed {
+			return
+		}
+		const why = "a promotion was begun and did not come about"
+		after, err := n.updateRow(ctx, by, why, brokerGroup, next, expect)
+		if err == nil {
+			n.logRow(brokerGroup, row, next, why)
+			n.inForceSoon(ctx, after, brokerGroup)
+			return
+		}
+		if wire.CodeOf(err) != wire.CodeConflict || try == conflictTries || n.newer(ctx, s) == nil {
+			n.o.Logger.Warn("a promotion did not come about, and the master could not be named anew yet", "brokerGroup", brokerGroup, "err", err)
+			return
 		}
 	}
 }
@@ -422,8 +452,13 @@ func lost(losses []term.Loss, to term.Report, g *replicas) (lines []string) {
 			line = fmt.Sprintf("messages were acknowledged up to position %d, as their master said, and broker %s ends at %d: no broker that answers has the rest", l.Committed, to.Broker, to.End)
 			l.Acked = false // said
 		case l.Unasked && rep.End > 0:
-			line += fmt.Sprintf(" is off: what it has that broker %s has not is not known; it said last that its journal ends at position %d, and that it is committed up to %d (broker %s ends at %d)",
-				to.Broker, rep.End, rep.Committed, to.Broker, to.End)
+			line += fmt.Sprintf(" is off: what it has that broker %s has not is not known; %s ago it said that its journal ends at position %d, committed up to %d: broker %s ends at %d, ",
+				to.Broker, g.silent[l.Broker].Truncate(time.Second), rep.End, rep.Committed, to.Broker, to.End)
+			if rep.End > to.End {
+				line += fmt.Sprintf("%d bytes before that", rep.End-to.End)
+			} else {
+				line += "which is not before that; what it took since is not known"
+			}
 		case l.Unasked:
 			line += " is off: what it has that broker " + to.Broker + " has not is not known"
 		case l.Diverged:
@@ -596,6 +631,9 @@ func (l leftover) String() string {
 	if l.namespace != 0 {
 		topic = fmt.Sprintf("%s (namespace number %d)", topic, l.namespace)
 	}
+	if l.messages == 1 {
+		return fmt.Sprintf("topic %s: group %s has not consumed 1 message", topic, l.group)
+	}
 	return fmt.Sprintf("topic %s: group %s has not consumed %d messages", topic, l.group, l.messages)
 }
 
@@ -656,6 +694,9 @@ func (n *Node) mayLeave(ctx context.Context, s *meta.Snapshot, topic meta.Key, b
 func (n *Node) consequences(ctx context.Context, s *meta.Snapshot, c meta.Change) (meta.Change, error) {
 	for _, w := range slices.Clone(c.Writes) {
 		before := s.Get(w.Key)
+		if before != nil && w.Spec == nil && w.Key.Kind == meta.KindBroker && n.lives(w.Key.Name) {
+			return c, wire.Errorf(wire.CodeInUse, "%s lives, and would register again: stop it first", w.Key)
+		}
 		if before == nil || w.Spec == nil {
 			continue
 		}
@@ -690,6 +731,14 @@ func (n *Node) consequences(ctx context.Context, s *meta.Snapshot, c meta.Change
 		}
 	}
 	return c, nil
+}
+
+// lives says whether a broker's heartbeats come.
+func (n *Node) lives(broker string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	x := n.mu.nodes[broker]
+	return n.mu.trusted && x != nil && x.last != nil && (x.heard || x.silent < promoteAfter)
 }
 
 // renew is the row of a broker group whose mode changes.

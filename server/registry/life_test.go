@@ -451,7 +451,7 @@ func TestForce(t *testing.T) {
 			return meet(address, r)
 		}
 		r := c.operate(t, &wire.BrokerGroupRequest{Action: "promote", Broker: "b", Off: []string{"a"}, Force: true, Reason: "a burned"})
-		if !r.Done || len(r.Lost) != 2 || !strings.HasPrefix(r.Lost[0], "messages were acknowledged up to position 1300") || !strings.HasPrefix(r.Lost[1], "broker a is off: what it has that broker b has not is not known; it said last that its journal ends at position 1500, and that it is committed up to 1300 (broker b ends at 1200)") {
+		if !r.Done || len(r.Lost) != 2 || !strings.HasPrefix(r.Lost[0], "messages were acknowledged up to position 1300") || !strings.HasPrefix(r.Lost[1], "broker a is off: what it has that broker b has not is not known; 0s ago it said that its journal ends at position 1500, committed up to 1300: broker b ends at 1200, 300 bytes before that") {
 			t.Fatal(r)
 		}
 		if row = c.row(t); row.Term != 8 || row.Master != b.member("b") || !row.Forced || len(row.Set) != 0 {
@@ -465,6 +465,44 @@ func TestForce(t *testing.T) {
 			t.Fatalf("%v %+v", err, entries)
 		}
 	})
+}
+
+// TestUnfenced shows that a promotion which meets a message between its two looks, or a broker that falls silent, ends with the master that there was named anew,
+// in a term above the one that all have promised: they would wait for it else. A broker that lives is not removed.
+func TestUnfenced(t *testing.T) {
+	for _, silent := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(t, 2)
+			defer c.close()
+			a, b, d := trio(t, c, meta.BrokerGroupFixed)
+			defer a.Close()
+			defer b.Close()
+			defer d.Close()
+			meet := c.meet
+			c.meet = func(address string, r *wire.MeetRequest) (*wire.MeetResponse, error) {
+				if r.Term != 0 && address == "a:50088" {
+					a.say(func(s *wire.ReplicaStatus) { s.End = 1010 })
+				}
+				if r.Term != 0 && address == "d:50088" && silent {
+					return nil, errors.New("connection refused")
+				}
+				return meet(address, r)
+			}
+			r, err := c.nodes[0].BrokerGroup(t.Context(), &wire.BrokerGroupRequest{BrokerGroup: "g", Action: "promote", Broker: "b"})
+			switch {
+			case silent && (wire.CodeOf(err) != wire.CodeInUse || !strings.Contains(err.Error(), "Nothing was promoted")):
+				t.Fatal(err)
+			case !silent && (err != nil || r.Done || len(r.Lost) != 1 || !strings.Contains(r.Lost[0], "broker a has 10 bytes more than broker b")):
+				t.Fatalf("%v, %v", r, err)
+			}
+			if row, promised := c.row(t), a.said().SeenTerm; row.Master != a.member("a") || promised != 2 || row.Term <= promised || row.Forced {
+				t.Errorf("a promised term %d, and the row is %+v", promised, row)
+			}
+			if _, err := apply(c.nodes[0], t.Context(), &wire.ApplyObjectsRequest{Writes: []*wire.ObjectWrite{{Object: object(meta.Key{Kind: meta.KindBroker, Name: "b"}, ""), Any: true}}}); wire.CodeOf(err) != wire.CodeInUse {
+				t.Errorf("a broker that lives is removed: %v", err)
+			}
+		})
+	}
 }
 
 // TestTold shows that what a master says to be committed is remembered: while no registry node runs, by its last heartbeat; from when it says it no more, by the

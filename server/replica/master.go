@@ -653,7 +653,7 @@ func (m *Master) StepDown(termMet uint32, why string) {
 	if !first {
 		return
 	}
-	m.n.Logger.Warn("master stops", "broker", m.n.Self.Broker, "brokerGroup", m.n.BrokerGroup, "epoch", m.epoch.String(), "term", termMet, "why", why)
+	m.n.Logger.Info("master stops", "broker", m.n.Self.Broker, "brokerGroup", m.n.BrokerGroup, "epoch", m.epoch.String(), "term", termMet, "why", why)
 	m.shut(true)
 	_ = m.Journal.Fence(ErrFenced) // it says why the journal has stopped
 	m.endSessions(wire.Errorf(wire.CodeStaleTerm, "%s is not the master any more: %s", m.n.Self.Broker, why))
@@ -796,7 +796,7 @@ func (m *Master) Status() *wire.ReplicaStatus {
 		away := !s.Begun || now.Sub(s.Heard) > m.n.Timing.AwayAfter
 		switch {
 		case s.Refused:
-			st.State = "refused"
+			st.State, st.LagBytes, st.LagMs = "refused", 0, 0 // it acked nothing, and may have more than this one
 		case m.seeds.copying(s.Broker):
 			st.State = "full-copy"
 		case away:
