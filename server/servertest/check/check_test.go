@@ -2,6 +2,7 @@ package check
 
 import (
 	"flag"
+	"fmt"
 	"slices"
 	"testing"
 )
@@ -105,6 +106,125 @@ func TestLateLease(t *testing.T) {
 	}
 	if r := checkEvents(t, events); r.OK() {
 		t.Errorf("in one epoch:\n%v", r)
+	}
+}
+
+// Two leases of a partition at once, of different messages, and one whose holder comes to its handler when its time is over.
+func TestOneLease(t *testing.T) {
+	recv := func(proc string, lease, index uint64, call, deadline int64) Event {
+		return Event{Op: OpRecv, Proc: proc, Topic: "t", Group: "g", ID: fmt.Sprint("id-", index), Hash: "h", Index: index, Lease: lease, Epoch: 1, Call: call, Deadline: deadline}
+	}
+	ack := func(proc string, lease, index uint64, call int64) Event {
+		return Event{Op: OpAck, Proc: proc, Topic: "t", Group: "g", Index: index, Lease: lease, Call: call, Return: call + 1, Result: OK}
+	}
+	var sends []Event
+	for i := range uint64(3) {
+		sends = append(sends, Event{Op: OpSend, Proc: "p", Topic: "t", ID: fmt.Sprint("id-", i), Hash: "h", Index: i, Call: int64(i) + 1, Return: int64(i) + 1, Result: OK})
+	}
+	for _, c := range []struct {
+		name   string
+		events []Event
+		want   []string
+	}{
+		{"one after the other", []Event{recv("a", 1, 0, 10, 1000), ack("a", 1, 0, 15), recv("b", 2, 1, 20, 1000), ack("b", 2, 1, 25)}, nil},
+		{"both at once", []Event{recv("a", 1, 0, 10, 1000), recv("b", 2, 1, 20, 1000), ack("a", 1, 0, 22), ack("b", 2, 1, 25)}, []string{"C7", "C10"}},
+		{"the first has more", []Event{recv("a", 1, 0, 10, 1000), ack("a", 1, 0, 15), recv("b", 2, 2, 20, 1000), recv("a", 1, 1, 21, 1000), ack("a", 1, 1, 22), ack("b", 2, 2, 25)}, []string{"C7", "C10"}},
+		{"its time is over", []Event{recv("a", 1, 0, 10, 18), recv("b", 2, 0, 20, 1000), ack("b", 2, 0, 25)}, nil},
+		{"its time was over when it began", []Event{recv("a", 1, 0, 40, 18), recv("b", 2, 0, 20, 1000), ack("b", 2, 0, 25)}, nil},
+		{"passes over one", []Event{recv("a", 1, 0, 10, 1000), recv("a", 1, 2, 11, 1000), ack("a", 1, 0, 15), ack("a", 1, 2, 16)}, []string{"C7"}},
+		{"one was filtered", []Event{recv("a", 1, 0, 10, 1000), recv("a", 1, 2, 11, 1000), ack("a", 1, 0, 15), ack("a", 1, 2, 16),
+			{Op: OpSkip, Topic: "t", Group: "g", Index: 1, To: 2, Reason: "filtered", Call: 12}}, nil},
+		{"parallel", []Event{{Op: OpSubscribe, Topic: "t", Group: "g", Reason: Parallel, Call: 1}, recv("a", 1, 0, 10, 1000), recv("b", 2, 1, 20, 1000), ack("a", 1, 0, 22), ack("b", 2, 1, 25)}, nil},
+	} {
+		if got, report := judge(slices.Concat(sends, c.events)); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v\n%s", c.name, got, c.want, report)
+		}
+	}
+}
+
+// What is stored is what was acked, was skipped or is pending, exactly, unless an ack is of unknown outcome that nobody saw.
+func TestBalance(t *testing.T) {
+	var sends []Event
+	for i := range uint64(4) {
+		id := fmt.Sprint("id-", i)
+		sends = append(sends, Event{Op: OpSend, Proc: "p", Topic: "t", ID: id, Hash: "h", Index: i, Call: int64(i) + 1, Return: int64(i) + 1, Result: OK},
+			Event{Op: OpRecv, Proc: "a", Topic: "t", Group: "g", ID: id, Hash: "h", Index: i, Lease: 1, Call: int64(i) + 10})
+	}
+	about := func(op Op, from, to uint64, call int64) Event {
+		e := Event{Op: op, Topic: "t", Group: "g", Index: from, To: to, Call: call}
+		if op == OpAck {
+			e.Proc, e.Lease, e.Return, e.Result = "a", 1, call+1, OK
+		}
+		return e
+	}
+	unknown := about(OpAck, 3, 4, 24)
+	unknown.Result = Unknown
+	before, after := about(OpOffset, 4, 0, 40), about(OpOffset, 3, 0, 60)
+	maybe := about(OpReset, 1, 0, 30)
+	maybe.Result, maybe.Return = Unknown, 35
+	for _, c := range []struct {
+		name        string
+		events      []Event
+		least, most uint64 // pending
+	}{
+		{"nothing acked", nil, 4, 4},
+		{"all acked", []Event{about(OpAck, 0, 4, 20)}, 0, 0},
+		{"a hole", []Event{about(OpAck, 0, 1, 20), about(OpAck, 2, 4, 22)}, 1, 1},
+		{"one unknown", []Event{about(OpAck, 0, 3, 20), unknown}, 0, 1},
+		{"one unknown, seen to have ended", []Event{about(OpAck, 0, 3, 20), unknown, before}, 0, 0},
+		{"one unknown, seen not to have ended", []Event{about(OpAck, 0, 3, 20), unknown, after}, 1, 1},
+		{"acked later", []Event{about(OpAck, 0, 4, 70)}, 4, 4},
+		{"moved back", []Event{about(OpAck, 0, 4, 20), about(OpReset, 1, 0, 30)}, 3, 3},
+		{"moved on", []Event{about(OpReset, 3, 0, 30)}, 1, 1},
+		{"moved back, and acked again", []Event{about(OpAck, 0, 4, 20), about(OpReset, 1, 0, 30), about(OpAck, 2, 4, 35)}, 1, 1},
+		{"maybe moved back", []Event{about(OpAck, 0, 4, 20), maybe}, 0, 4},
+		{"filtered", []Event{about(OpAck, 0, 3, 20), about(OpSkip, 3, 4, 25)}, 0, 0},
+	} {
+		for n := range uint64(6) {
+			b := about(OpBalance, 0, 4, 50)
+			b.Return, b.Pending = 51, n
+			got, report := judge(slices.Concat(sends, c.events, []Event{b}))
+			if good := !slices.Contains(got, "C8"); good != (c.least <= n && n <= c.most) {
+				t.Errorf("%s, %d pending: %v\n%s", c.name, n, got, report)
+			}
+		}
+	}
+}
+
+// No send is ok in a lower term than one before it, nor in a lower epoch than somebody served in before it, in a broker group.
+func TestFenced(t *testing.T) {
+	const term = 1 << 32
+	history := func(first, second uint64, others ...Event) []Event {
+		events := others
+		for i, epoch := range []uint64{first, second} {
+			e := Event{Op: OpSend, Proc: "p", Topic: "t", ID: fmt.Sprint("id-", i), Hash: "h", Partition: uint16(i), Call: int64(10*i) + 10, Return: int64(10*i) + 11, Result: OK}
+			events = append(events, e)
+			e.Op, e.Call, e.Return, e.Result, e.Epoch, e.BrokerGroup = OpScan, 100, 0, "", epoch, "bg"
+			events = append(events, e)
+		}
+		return events
+	}
+	master := func(proc, brokerGroup string, epoch uint64, at int64) Event {
+		return Event{Op: OpMaster, Proc: proc, BrokerGroup: brokerGroup, Epoch: epoch, Call: at - 1, Return: at}
+	}
+	for _, c := range []struct {
+		name   string
+		events []Event
+		bad    bool
+	}{
+		{"a term after another", history(1*term+1, 2*term+1), false},
+		{"a lower term", history(2*term+1, 1*term+1), true},
+		{"served in", history(term+1, term+2, master("b1", "bg", term+1, 5), master("b1", "bg", term+2, 15)), false},
+		{"served in a higher epoch before", history(term+1, term+1, master("b1", "bg", term+2, 15)), true},
+		{"served in a higher epoch meanwhile", history(term+1, term+1, master("b1", "bg", term+2, 20)), false},
+		{"in another broker group", history(term+1, term+1, master("b1", "other", term+2, 15)), false},
+		{"two in one epoch", history(term+1, term+1, master("b1", "bg", term+1, 5), master("b2", "bg", term+1, 9)), true},
+		{"one epoch in two broker groups", history(term+1, term+1, master("b1", "bg", term+1, 5), master("b2", "other", term+1, 9)), false},
+	} {
+		got, report := judge(c.events)
+		if slices.Contains(got, "C9") != c.bad {
+			t.Errorf("%s: %v\n%s", c.name, got, report)
+		}
 	}
 }
 

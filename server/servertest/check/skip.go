@@ -66,9 +66,10 @@ func (l *lease) endedByHolder(f facts) (at int64, acked bool) {
 	return at, acked
 }
 
-// endOther: a lease ends with its time, its holder, its broker, and when its group is moved.
+// endOther: a lease ends with its time, its holder, its broker, and when its group is moved. That may be before its holder noted anything: its
+// handler was late.
 func (c *Checker) endOther(g *groupPartition, l *lease) {
-	end := func(t int64) { l.ended = min(l.ended, max(t, l.since)) }
+	end := func(t int64) { l.ended = min(l.ended, t) }
 	if l.deadline != 0 {
 		end(l.deadline)
 	}
