@@ -139,6 +139,18 @@ func TestRefuse(t *testing.T) {
 	}, "a", "b")
 }
 
+// TestWrittenBeforeAck: what a slave has not written it has not acked: a replicated send that it was pushed is not known to be on two machines.
+func TestWrittenBeforeAck(t *testing.T) {
+	inGroup(t, func(t *testing.T, g *replicatest.Group) {
+		a, b := pair(t, g, "b"), g.Nodes["b"]
+		send(t, a, "1", true)
+		b.Disk.SlowWrites(5 * time.Second)
+		if _, short, err := a.Send([]byte("2"), true); err != nil || !short {
+			t.Errorf("a replicated send that the slave did not write: %v, short %v", err, short)
+		}
+	}, "a", "b")
+}
+
 // TestSlaveSyncFails: a slave whose sync failed cannot go on, and is another boot: nobody counts on what it acked.
 func TestSlaveSyncFails(t *testing.T) {
 	inGroup(t, func(t *testing.T, g *replicatest.Group) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/planted"
 	"github.com/jmqio/jmq/server/term"
 )
 
@@ -155,7 +156,7 @@ func (f *Follower) Welcomed(h History, w Welcome) (FollowStep, error) {
 // mayLose says whether what is known to be committed may be cut for a master: an operator has accepted that in an epoch that this journal does
 // not have (rules NoCutBelowCommit, ForcedEpochCuts).
 func (f *Follower) mayLose(master History, last journal.Epoch) bool {
-	return f.off.off(ruleNoCutBelowCommit) || master.ForcedSince(last) && !f.off.off(ruleForcedEpochCuts)
+	return f.off.off(ruleNoCutBelowCommit) || planted.Bug("replica: cut below what is committed") || master.ForcedSince(last) && !f.off.off(ruleForcedEpochCuts)
 }
 
 // Cut says that the journal ends at to now, durably.
@@ -182,6 +183,9 @@ func (f *Follower) Push(epoch journal.Epoch, from journal.Position, n int) error
 // after divergence is resolved, and only up to the end matched in it (rule CommitAfterMatch). The result is what is known to be committed now.
 func (f *Follower) Wrote(end, committed journal.Position) journal.Position {
 	f.end = end
+	if planted.Bug("replica: slave serves beyond committed") {
+		committed = end
+	}
 	f.heard(committed)
 	return f.committed
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/planted"
 	"github.com/jmqio/jmq/server/term"
 )
 
@@ -191,6 +192,9 @@ func (l *Leader) Welcome(now time.Time, h Hello, own History) (Welcome, error) {
 		return w, ErrFenced
 	}
 	s := l.find(h.Broker)
+	if planted.Bug("replica: slave counted twice") && s != nil && s.member != h.Member {
+		s = nil
+	}
 	if s == nil {
 		if len(l.slaves) >= slavesMax {
 			return w, fmt.Errorf("%w: more than %d slaves", ErrPeer, slavesMax)
@@ -295,7 +299,7 @@ func (l *Leader) Ack(now time.Time, session uint64, epoch journal.Epoch, acked, 
 
 func (l *Leader) of(session uint64) *slaveOf {
 	for _, s := range l.slaves {
-		if s.session == session && session != 0 {
+		if s.session == session && session != 0 || planted.Bug("replica: acks of an older session count") && 0 < session && session < s.session {
 			return s
 		}
 	}
@@ -332,7 +336,7 @@ func (l *Leader) settle() {
 			acked = 0
 		}
 		s.waited = s.set || s.joining || l.auto && !l.off.off(ruleUnionSet) && l.mayHold(s.broker)
-		if s.waited && !l.off.off(ruleSetAcks) {
+		if s.waited && !l.off.off(ruleSetAcks) && !planted.Bug("replica: committed without the slaves") {
 			c = min(c, acked)
 		}
 		l.copied = max(l.copied, acked)
@@ -473,7 +477,7 @@ func (l *Leader) persist() []term.Member {
 	}
 	set := []term.Member{}
 	for _, s := range l.slaves {
-		if s.waited {
+		if s.waited && !planted.Bug("replica: set not persisted") {
 			set = append(set, s.member)
 		}
 	}
@@ -551,7 +555,7 @@ func (l *Leader) Handing() bool { return l.handing != "" }
 // Met hears of a term. true: it is a higher one, and this master has stopped: it answers nothing any more (rule HigherTermStops). The caller syncs
 // State.Seen before it answers or promises anything in that term.
 func (l *Leader) Met(t uint32) (stopped bool) {
-	if t <= l.epoch.Term() || l.off.off(ruleHigherTermStops) {
+	if t <= l.epoch.Term() || l.off.off(ruleHigherTermStops) || planted.Bug("replica: higher term ignored") {
 		return false
 	}
 	l.met = max(l.met, t)
@@ -568,7 +572,7 @@ func (l *Leader) Committed() journal.Position { return l.committed }
 
 // Copied is up to where at least one slave has the journal: what a replicated append needs beside its commit (rule ReplicatedNeedsSlave).
 func (l *Leader) Copied() journal.Position {
-	if l.off.off(ruleReplicatedNeedsSlave) {
+	if l.off.off(ruleReplicatedNeedsSlave) || planted.Bug("replica: own copy counts as a slave's") {
 		return l.end
 	}
 	return l.copied

@@ -41,6 +41,19 @@ var plantedBugs = []struct {
 
 	{"journal: record of a former life", "server/journal", options{}},
 	{"journal: sends use the reserve", "server/journal", options{}},
+
+	{"replica: committed without the slaves", "server/replica", options{}},
+	{"replica: higher term ignored", "server/replica", options{}},
+	{"replica: set not persisted", "server/replica", options{}},
+	{"replica: own copy counts as a slave's", "server/replica", options{}},
+	{"replica: slave counted twice", "server/replica", options{}},
+	{"replica: slave serves beyond committed", "server/replica", options{}},
+	{"term: promoted from outside the set", "server/replica", options{}},
+	{"replica: acks of an older session count", "server/replica", options{}},
+	{"replica: cut below what is committed", "server/replica", options{}},
+	{"replica: acked before it is written", "server/replica", options{}},
+	{"side: ok before it is synced", "server/side", options{}},
+	{"broker: merged without the record", "server/broker", options{}},
 }
 
 const (

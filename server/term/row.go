@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+
+	"github.com/jmqio/jmq/server/planted"
 )
 
 // generationStep is what a new generation adds to Change: more than an older copy of the row can lack, so that no ask that is still on its way
@@ -112,7 +114,7 @@ func (r Row) Promote(reports []Report, known uint64, generation uint64) (Row, er
 	best := Report{}
 	for _, rep := range reports {
 		m, ok := r.Member(rep.Broker)
-		if !ok || m != rep.Member || rep.Refused || rep.New || rep.Master || rep.End < known || rep.Broker == r.Master.Broker {
+		if (!ok || m != rep.Member) && !planted.Bug("term: promoted from outside the set") || rep.Refused || rep.New || rep.Master || rep.End < known || rep.Broker == r.Master.Broker {
 			continue
 		}
 		if best.Broker == "" || rep.MoreComplete(best) {

@@ -18,9 +18,10 @@ type Disk struct {
 	vfs.FS
 	mem *vfs.MemFS
 
-	slow atomic.Int64
-	fail atomic.Bool
-	dead atomic.Bool
+	slow   atomic.Int64
+	writes atomic.Int64 // how much longer each takes
+	fail   atomic.Bool
+	dead   atomic.Bool
 }
 
 // NewDisk returns an empty disk.
@@ -33,6 +34,9 @@ func diskOf(mem *vfs.MemFS) *Disk {
 
 // Slow makes every sync of a segment take so much longer.
 func (d *Disk) Slow(by time.Duration) { d.slow.Store(int64(by)) }
+
+// SlowWrites makes every write to a segment take so much longer.
+func (d *Disk) SlowWrites(by time.Duration) { d.writes.Store(int64(by)) }
 
 // FailSyncs makes every sync of a file fail.
 func (d *Disk) FailSyncs(fail bool) { d.fail.Store(fail) }
@@ -92,6 +96,9 @@ type file struct {
 }
 
 func (f *file) WriteAt(b []byte, off int64) (int, error) {
+	if f.segment {
+		time.Sleep(time.Duration(f.disk.writes.Load()))
+	}
 	if f.disk.dead.Load() {
 		return 0, ErrDead
 	}
