@@ -300,6 +300,13 @@ func (c *Cluster) wakeAll() bool {
 	return len(all) > 1
 }
 
+// wakeRegistry connects to the registry nodes that are known.
+func (c *Cluster) wakeRegistry() {
+	for _, addr := range c.registryAddrs() {
+		c.node(addr).any()
+	}
+}
+
 // source returns a connection to a node that may hold metadata, and waits for one. none: every node that can be asked says that
 // it holds none.
 func (c *Cluster) source(ctx context.Context) (l *link, none bool, err error) {

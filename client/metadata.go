@@ -17,8 +17,11 @@ const (
 	watchShort  = time.Second           // of the last request that may wait: what is added meanwhile waits for its end
 	watchMax    = 12                    // requests that wait; a session may have 16
 	watchGather = 50 * time.Millisecond // for more topics to go with one request, and many changes with one answer
-	avoidTime   = 5 * time.Second       // a node whose answers were of no use
-	topicsMax   = 1000                  // of a request
+	watchStale  = 2 * time.Second       // at a node that does not hear the registry: then others are looked for again
+	watchLook   = time.Second           // a node that says nothing for so long is pinged; one that is silent for watchLooks of these is left
+	watchLooks  = 2
+	avoidTime   = 5 * time.Second // a node whose answers were of no use
+	topicsMax   = 1000            // of a request
 )
 
 // metadata keeps what this client knows of topics as a node that holds metadata has it: one goroutine, over one connection,
@@ -139,6 +142,9 @@ func (m *metadata) taken(w *watch, v *wire.TopicView, from *pool) {
 // note takes what an answer says of the metadata. An error: the node has an older generation.
 func (m *metadata) note(l *link, r *wire.WatchRoutesResponse) error {
 	m.c.cluster.addRegistry(r.Registry)
+	if l.stale.Store(r.Stale); r.Stale {
+		l.avoid.Store(time.Now().Add(avoidTime).UnixNano())
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if r.Generation < m.mu.generation {
@@ -211,14 +217,23 @@ func (m *metadata) run() {
 		if answered {
 			pause = retryMin
 		}
+		if err == errStale {
+			cluster.wakeRegistry()
+			cluster.pause(ctx, retryMax)
+			continue
+		}
 		if ctx.Err() != nil || m.useless(l, err) {
 			continue
 		}
 		m.c.o.logger.Warn("routes and settings are watched at another node", "broker", l.addr, "err", err)
+		cluster.wakeRegistry()
 		cluster.pause(ctx, pause)
 		pause = min(2*pause, time.Second)
 	}
 }
+
+// errStale: the node does not hear the registry. What it says is taken, and another one is watched if there is any.
+var errStale = errors.New("client: metadata may be stale")
 
 // asking is one request that waits.
 type asking struct {
@@ -245,12 +260,19 @@ func (m *metadata) follow(ctx context.Context, l *link) (answered bool, err erro
 			l.Cancel(a.request)
 		}
 	}()
+	look := time.NewTicker(watchLook)
+	defer look.Stop()
+	read, silent := l.BytesRead(), 0
 	for {
 		for len(waiting) < watchMax {
 			// All end at the same moments: so those of topics that came one by one go together from then on.
-			wait := watchWait - time.Since(begun)%watchWait
+			most := watchWait
+			if l.stale.Load() {
+				most = watchStale
+			}
+			wait := most - time.Since(begun)%most
 			if wait < watchShort {
-				wait += watchWait
+				wait += most
 			}
 			if len(waiting) == watchMax-1 {
 				wait = watchShort
@@ -270,6 +292,15 @@ func (m *metadata) follow(ctx context.Context, l *link) (answered bool, err erro
 			delete(waiting, a)
 			answered = answered || err == nil
 		case <-m.kick:
+		case <-look.C:
+			if now := l.BytesRead(); now != read || l.Handling() {
+				read, silent = now, 0
+			} else if silent++; silent > watchLooks {
+				return answered, wire.Errorf(wire.CodeTimeout, "%s is silent", l.addr)
+			} else {
+				l.ping(nil)
+			}
+			continue
 		case <-ctx.Done():
 			return answered, nil
 		}
@@ -287,6 +318,9 @@ func (m *metadata) follow(ctx context.Context, l *link) (answered bool, err erro
 			return answered, err
 		}
 		m.sweep(l)
+		if l.stale.Load() {
+			return answered, errStale
+		}
 	}
 }
 

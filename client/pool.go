@@ -67,6 +67,7 @@ type link struct {
 	pinging     atomic.Bool
 	brokerGroup string
 	noMetadata  atomic.Bool  // it says that it holds none
+	stale       atomic.Bool  // it says that others may hold newer
 	avoid       atomic.Int64 // not asked for metadata before, unix time in nanoseconds
 }
 

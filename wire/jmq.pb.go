@@ -2043,6 +2043,7 @@ type WatchRoutesResponse struct {
 	Views           []*TopicView           `protobuf:"bytes,2,rep,name=views,proto3" json:"views,omitempty"`                                             // those that differ from what was known; empty: nothing changed
 	Registry        []string               `protobuf:"bytes,3,rep,name=registry,proto3" json:"registry,omitempty"`                                       // addresses of registry nodes that live
 	MetadataVersion uint64                 `protobuf:"varint,4,opt,name=metadata_version,json=metadataVersion,proto3" json:"metadata_version,omitempty"` // what the node knows
+	Stale           bool                   `protobuf:"varint,5,opt,name=stale,proto3" json:"stale,omitempty"`                                            // the node does not hear the registry: another one may know more
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -2103,6 +2104,13 @@ func (x *WatchRoutesResponse) GetMetadataVersion() uint64 {
 		return x.MetadataVersion
 	}
 	return 0
+}
+
+func (x *WatchRoutesResponse) GetStale() bool {
+	if x != nil {
+		return x.Stale
+	}
+	return false
 }
 
 // TopicView is a topic as one client sees it.
@@ -8805,14 +8813,15 @@ const file_jmq_proto_rawDesc = "" +
 	"\fWatchedTopic\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x18\n" +
-	"\aversion\x18\x03 \x01(\x04R\aversion\"\xaa\x01\n" +
+	"\aversion\x18\x03 \x01(\x04R\aversion\"\xc0\x01\n" +
 	"\x13WatchRoutesResponse\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12,\n" +
 	"\x05views\x18\x02 \x03(\v2\x16.jmq.wire.v1.TopicViewR\x05views\x12\x1a\n" +
 	"\bregistry\x18\x03 \x03(\tR\bregistry\x12)\n" +
-	"\x10metadata_version\x18\x04 \x01(\x04R\x0fmetadataVersion\"\xa7\x02\n" +
+	"\x10metadata_version\x18\x04 \x01(\x04R\x0fmetadataVersion\x12\x14\n" +
+	"\x05stale\x18\x05 \x01(\bR\x05stale\"\xa7\x02\n" +
 	"\tTopicView\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x18\n" +

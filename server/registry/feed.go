@@ -3,6 +3,7 @@ package registry
 import (
 	"container/heap"
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,6 +24,8 @@ type FeedOptions struct {
 	// Registry gives the addresses of registry nodes that live: clients are told them, and they are named to who asks for
 	// something that only a registry node answers. It must not block. Nil: none are known.
 	Registry func() []string
+	// Stale says that others may know more than what was set last. It must not block. Nil: none do.
+	Stale func() bool
 }
 
 // Feed gives snapshots to who watches. It implements wire.Registry: what only the registry role answers, it answers with CodeRoleElsewhere.
@@ -537,7 +540,20 @@ func (f *Feed) emptyRoutes(w *world, x *watch) *wire.WatchRoutesResponse {
 	if f.o.Registry != nil {
 		r.Registry = f.o.Registry()
 	}
+	r.Stale = f.o.Stale != nil && f.o.Stale()
 	return r
+}
+
+// tellStale answers all who watch routes: what is known here may be stale from now on.
+func (f *Feed) tellStale() {
+	f.mu.Lock()
+	parked := slices.Clone(f.mu.parked)
+	f.mu.Unlock()
+	for _, x := range parked {
+		if x.routes != nil && f.take(x) {
+			f.nothing(x)
+		}
+	}
 }
 
 func (f *Feed) tellRoutes(x *watch, r *wire.WatchRoutesResponse) {

@@ -128,7 +128,7 @@ func NewFollower(o FollowerOptions) (*Follower, error) {
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.dialled = rand.IntN(len(o.Addresses)) // so that not all go to the first
 	f.learned.Store(&[]string{})
-	f.Feed = NewFeed(FeedOptions{Registry: f.Registry})
+	f.Feed = NewFeed(FeedOptions{Registry: f.Registry, Stale: func() bool { return !f.connected.Load() }})
 	if f.o.CacheFile != "" {
 		s, err := readCache(f.o.CacheFile, f.o.Self().Node)
 		switch {
@@ -260,10 +260,13 @@ func (f *Follower) run() {
 		f.dialled++
 		address := addresses[f.dialled%len(addresses)]
 		answered, err := f.follow(address)
-		f.connected.Store(false)
+		was := f.connected.Swap(false)
 		f.stored.Store(false)
 		if f.ctx.Err() != nil {
 			return
+		}
+		if was {
+			f.tellStale()
 		}
 		f.counts.failures.Add(1)
 		if answered {

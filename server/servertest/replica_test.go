@@ -167,6 +167,39 @@ func TestPromoted(t *testing.T) {
 	received(t, cl, "orders", 31)
 }
 
+// TestLeavesCutMaster: a client that knows routes from a master which is cut off from all other nodes hears elsewhere of the one that was promoted.
+func TestLeavesCutMaster(t *testing.T) {
+	t.Parallel()
+	c, g, cl := replicated(t, ClusterOptions{Auto: true})
+	m := g.Master()
+	k, err := c.Dial(m.Address()).Consumer("orders", client.Group("shop"), client.Start(client.FromBeginning))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Subscribe(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.Links.Part(m.Name(), g.Brokers[1].Name())
+	c.Links.Part(m.Name(), c.Registries[0].Name())
+	g.Await("another master", func(all map[string]*wire.ReplicaStatus) bool { return all[g.Brokers[1].Name()].GetRole() == "master" })
+	begun := time.Now()
+	for send(t, cl, "orders", "to the new master") != nil {
+		if time.Since(begun) > within {
+			t.Fatal("no send is ok")
+		}
+	}
+	ds, err := k.Fetch(t.Context(), 1, client.Wait(within))
+	took := time.Since(begun)
+	if err != nil || len(ds) != 1 {
+		t.Fatalf("%d messages, %v", len(ds), err)
+	}
+	if took > 10*time.Second { // far less than the 15 s that a watch of routes lasts
+		t.Errorf("it came after %v", took)
+	}
+	t.Logf("it came after %v", took)
+	c.Links.Heal()
+}
+
 // TestStopsAlone: a master that an ack waits for, since its slaves and the registry are away, stops all the same.
 func TestStopsAlone(t *testing.T) {
 	t.Parallel()
