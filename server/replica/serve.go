@@ -105,7 +105,7 @@ func (l *log) records(from, limit journal.Position, bytes int) ([]byte, error) {
 	buf := make([]byte, min(journal.Position(bytes), limit-from))
 	n, err := readRecords(l.j, from, len(buf), &buf)
 	if err != nil {
-		return nil, coded(err)
+		return nil, codedAt(from, err)
 	}
 	if journal.Position(n) > limit-from {
 		n = 0 // limit lies within the first one
@@ -119,7 +119,7 @@ func (l *log) sums(r *wire.LogSumsRequest) (*wire.LogSumsResponse, error) {
 	}
 	sums, err := l.j.Sums(journal.Position(r.From), journal.Position(r.To), int64(min(r.Every, math.MaxInt64)))
 	if err != nil && len(sums) == 0 {
-		return nil, coded(err)
+		return nil, codedAt(journal.Position(r.From), err)
 	}
 	a := &wire.LogSumsResponse{From: r.From, To: r.To}
 	for _, s := range sums {
@@ -127,6 +127,14 @@ func (l *log) sums(r *wire.LogSumsRequest) (*wire.LogSumsResponse, error) {
 		a.Ends = append(a.Ends, uint64(s.End))
 	}
 	return a, nil
+}
+
+// codedAt is coded for who asked for records from a position on, which must be where one begins.
+func codedAt(from journal.Position, err error) error {
+	if e, ok := errors.AsType[*journal.CorruptError](err); ok && e.Position == from || errors.Is(err, journal.ErrTooLarge) {
+		return wire.Errorf(wire.CodeFailed, "position %d lies inside a record, or the record there is damaged: ask from where a record begins, as an answer before ended", from)
+	}
+	return coded(err)
 }
 
 // coded is an error of a journal for another broker.
