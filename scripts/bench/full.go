@@ -152,6 +152,12 @@ func runFull(ctx context.Context, binary, out, data, rows string, size fullSize,
 	if data, err = filepath.EvalSymlinks(data); err != nil {
 		return err
 	}
+	if data, err = filepath.Abs(data); err != nil { // servers and commands run in other folders
+		return err
+	}
+	if binary, err = filepath.Abs(binary); err != nil {
+		return err
+	}
 	begin, quiet, busyBefore := time.Now(), loadAverage(), cpuOfAll()
 	f := &full{binary: binary, out: out, data: data, size: size}
 	terminal := isatty.IsTerminal(os.Stderr.Fd())
