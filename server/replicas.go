@@ -458,6 +458,12 @@ func (x *replicas) turn() (again time.Duration, err error) {
 		}
 	}
 	if e := x.r.engine.Load(); e != nil && e.master != nil && !isClosed(e.master.Fenced()) {
+		if err := e.store.Err(); errors.Is(err, journal.ErrFailed) {
+			e.master.Resign(fmt.Sprintf("the journal of broker %s has failed: %v", x.name(), err))
+			x.r.facade.put(nil) // clients go elsewhere, those that read to a slave
+			x.say(roleMaster, "its journal has failed, and it does nothing as that: "+err.Error())
+			return time.Second, nil
+		}
 		x.tendMaster(e)
 		x.resend(e)
 		return time.Second, nil

@@ -2810,7 +2810,7 @@ type ReplicaStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Store         string                 `protobuf:"bytes,1,opt,name=store,proto3" json:"store,omitempty"`  // id, hex
 	Boot          string                 `protobuf:"bytes,2,opt,name=boot,proto3" json:"boot,omitempty"`    // of what may have been lost: unchanged by kills, changed by a power loss. Not that of the process
-	Role          string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`    // master, slave, waiting (for a master, the registry or an operator), copying
+	Role          string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`    // master, slave, waiting (for a master, the registry or an operator), copying, failed (a master whose journal has)
 	Epoch         uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"` // master: its own; else that of the journal's last record
 	End           uint64                 `protobuf:"varint,5,opt,name=end,proto3" json:"end,omitempty"`
 	Synced        uint64                 `protobuf:"varint,6,opt,name=synced,proto3" json:"synced,omitempty"`

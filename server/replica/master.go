@@ -23,6 +23,7 @@ const (
 	roleMaster   = "master"
 	roleSlave    = "slave"
 	roleWaiting  = "waiting"
+	roleFailed   = "failed" // a master whose journal has
 )
 
 // Master is the log of a broker that was named master: records are committed when they are synced here and acked by every slave in sync.
@@ -71,6 +72,7 @@ type Master struct {
 		early  journal.Position
 		why    string // it stopped
 		fenced bool
+		failed bool     // its journal has
 		row    term.Row // as last heard, whatever its term
 	}
 }
@@ -410,6 +412,10 @@ func (m *Master) Follow(_ context.Context, r *wire.FollowRequest) (*wire.FollowR
 	own.End = journal.Position(m.offered.Load()) // what is only queued may never be
 	now := m.n.Now()
 	m.mu.Lock()
+	if m.mu.failed {
+		defer m.mu.Unlock()
+		return nil, wire.Errorf(wire.CodeFailed, "%s", m.mu.why)
+	}
 	w, err := m.mu.leader.Welcome(now, hello, own)
 	committed := m.mu.leader.Committed()
 	inSync := m.inSync(r.Broker)
@@ -660,6 +666,22 @@ func (m *Master) StepDown(termMet uint32, why string) {
 	m.n.Changed()
 }
 
+// Resign says that the journal has failed: it stays the master that was named, and does nothing as that. Slaves take it for away, and serve.
+func (m *Master) Resign(why string) {
+	m.mu.Lock()
+	m.mu.leader.Stop() // it asks for no other set: who is in it may be promoted
+	first := !m.mu.failed
+	m.mu.failed = true
+	if m.mu.why == "" {
+		m.mu.why = why
+	}
+	m.mu.Unlock()
+	if first {
+		m.endSessions(wire.Errorf(wire.CodeFailed, "%s", why))
+		m.n.Changed()
+	}
+}
+
 // Fenced is closed when the master stopped because another is named, or a higher term was met.
 func (m *Master) Fenced() <-chan struct{} { return m.fenced }
 
@@ -788,6 +810,8 @@ func (m *Master) Status() *wire.ReplicaStatus {
 	a.Committed = uint64(m.mu.leader.Committed())
 	if a.Why = m.mu.why; m.mu.fenced {
 		a.Role = roleWaiting
+	} else if m.mu.failed {
+		a.Role = roleFailed
 	}
 	end := m.mu.leader.End()
 	for _, s := range m.mu.leader.Slaves(now) {

@@ -541,6 +541,32 @@ func TestFolderDeleted(t *testing.T) {
 	a.mu.Unlock()
 }
 
+// TestMasterFails: the journal of a master fails: on an auto broker group its slave is promoted, on a fixed one it serves what is there, and status says failed.
+func TestMasterFails(t *testing.T) {
+	t.Parallel()
+	for _, auto := range []bool{true, false} {
+		_, g, cl := replicated(t, ClusterOptions{Auto: auto})
+		if err := send(t, cl, "orders", "both have it"); err != nil {
+			t.Fatal(err)
+		}
+		a, b := g.Brokers[0], g.Brokers[1]
+		a.Disk().FailSyncs(true)
+		_ = send(t, cl, "orders", "nobody may have it") // it is failed or unknown
+		if auto {
+			g.Await("the slave is master", func(all map[string]*wire.ReplicaStatus) bool { return all[b.Name()].GetRole() == "master" })
+		} else {
+			g.Await("the slave serves", func(all map[string]*wire.ReplicaStatus) bool {
+				return all[a.Name()].GetRole() == "failed" && all[b.Name()].GetServing()
+			})
+		}
+		a.Disk().FailSyncs(false)
+		_ = a.end() // its journal has failed
+		a.mu.Lock()
+		a.running = nil
+		a.mu.Unlock()
+	}
+}
+
 // TestPowerLoss: all lose their power at once; what was answered is there when they are back, whoever is first.
 func TestPowerLoss(t *testing.T) {
 	t.Parallel()
