@@ -209,13 +209,19 @@ func runCampaign(t testing.TB, o options) *verdict {
 
 	began := time.Now()
 	v := &verdict{}
-	c.usage()
+	first := c.usage()
 	if err := c.run(v); err != nil {
 		if !errors.Is(err, errRefused) {
 			t.Fatalf("-seed=%d: %v", o.seed, err)
 		}
 		v.refused = err
 	}
+	// What was just closed may take a moment to be gone.
+	var still atomic.Int64
+	patient(time.Second, &still, func() bool {
+		u, err := check.Own()
+		return err != nil || u.Goroutines <= first.Goroutines && u.Open <= first.Open
+	})
 	c.usage()
 	k := check.NewChecker()
 	for _, e := range c.history.events {
@@ -235,13 +241,14 @@ func runCampaign(t testing.TB, o options) *verdict {
 }
 
 // usage notes what this process has. What the history itself takes, and the disks in memory, is no leak.
-func (c *campaign) usage() {
+func (c *campaign) usage() check.Usage {
 	u, err := check.Own()
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	u.RSS = 0
 	c.event(check.Event{Op: check.OpUsage, Proc: "campaign", Usage: &u, Call: now()})
+	return u
 }
 
 func (c *campaign) intn(n int) int {
