@@ -222,6 +222,9 @@ func (t *trial) load(ctx context.Context) error {
 			t.working.Go(func() { k.run(consuming) })
 		}
 	}
+	// A broker that starts again has its copy of the metadata first, which is written once a second: until it hears the registry it would refuse
+	// a credential that is younger.
+	pause(ctx, 1200*time.Millisecond)
 	return t.well(ctx)
 }
 
