@@ -391,8 +391,8 @@ var sample = flag.Int("sample", 30, "how many of the faults happen, a fourth of 
 // copies are the same, and soon after it is healed all is as before. With JMQ_TEST_CYCLES each happens so often, in all surroundings.
 func TestFaults(t *testing.T) {
 	if *seedFlag == 0 && os.Getenv("JMQ_TEST_CYCLES") == "" {
-		t.Skip("by -seed or JMQ_TEST_CYCLES only, until what it shows is mended: clients stay with a master that is cut off after a slave was promoted " +
-			"(part master and all), an ack out-of-range after a change of master (-race -seed 12, 13)")
+		t.Skip("by -seed or JMQ_TEST_CYCLES only, until what it shows now and then is mended: messages that a slave gave come again from the returning master " +
+			"without a reason (kill the master, registry away; -seed 4 -sample 0)")
 	}
 	seed := max(*seedFlag, 1)
 	rng := rand.New(rand.NewPCG(seed, 20))
