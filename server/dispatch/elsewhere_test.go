@@ -180,3 +180,24 @@ func TestTakeInRefuses(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestAckBeforeTakeIn: an ack of a slave's lease that comes to the master before the lease does is to be repeated, as long as it is not known what
+// slaves gave.
+func TestAckBeforeTakeIn(t *testing.T) {
+	s := &fakeSource{ends: map[uint16]index.Index{0: 40, 1: 40}, policy: offset.Policy{}}
+	q := Queue{Group: 1, Topic: topic}
+	d := New(Options{Source: s, Boot: 1})
+	defer d.Close()
+	ack := func(id uint64, want wire.Code) {
+		t.Helper()
+		codes, _, err := d.Ack(q, elsewherePartitions, Client{ID: "c"}, 0, []wire.AckRange{{Lease: id, From: 0, To: 3, Outcome: wire.Acked}}, nil)
+		if err != nil || codes[0] != want {
+			t.Errorf("lease %x: %v, %v, want %v", id, codes, err, want)
+		}
+	}
+	d.Hold()
+	ack(elsewhereBit|7, wire.CodeNotMaster)
+	ack(7, wire.CodeLeaseUnknown)
+	d.Release()
+	ack(elsewhereBit|7, wire.CodeLeaseUnknown)
+}

@@ -324,6 +324,9 @@ func (d *Dispatcher) missing(id uint64) wire.Code {
 	if d.mu.first < id && id <= d.mu.leases {
 		return wire.CodeLeaseExpired
 	}
+	if d.mu.held && id&elsewhereBit != 0 {
+		return wire.CodeNotMaster // a slave's, which may not have been taken in yet: it is asked again
+	}
 	return wire.CodeLeaseUnknown
 }
 
