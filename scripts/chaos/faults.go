@@ -214,7 +214,7 @@ var kinds = []kind{
 		{name: "writes fail at the slave", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.failing(ctx, slaveOf) }},
 		{name: "writes fail in a broker group", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.failing(ctx, groupOf) }},
 	}},
-	{name: "two-masters", apart: true, shapes: []shape{{1, 2, true}, {1, 1, false}, {2, 1, false}, {1, 2, true}}, faults: []fault{
+	{name: "two-masters", apart: true, shapes: []shape{{1, 2, true}, {1, 1, true}, {2, 1, false}, {1, 2, true}}, faults: []fault{
 		{name: "the master is paused until another serves", away: bothWays, do: func(ctx context.Context, t *trial) error {
 			return t.replaced(ctx, func(m *localcluster.Node) { m.Pause() })
 		}},
@@ -246,8 +246,8 @@ var kinds = []kind{
 	}},
 }
 
-// replaced does something to a master, and has another one in its place: the registry names it, or on a fixed broker group an operator, who takes
-// the old one as off. Then the old one comes back, and knows of nothing.
+// replaced does something to a master, and has another one in its place: the registry names it, or on a fixed broker group an operator, when the old
+// one is dead. Then the old one comes back, and knows of nothing.
 func (t *trial) replaced(ctx context.Context, what func(m *localcluster.Node)) error {
 	group := t.group()
 	m, err := t.master(ctx, group)
@@ -257,10 +257,17 @@ func (t *trial) replaced(ctx context.Context, what func(m *localcluster.Node)) e
 	t.hold(ctx, 50, 500)
 	what(m)
 	t.hold(ctx, 0, 1000)
+	if !t.auto && m.PID() != 0 {
+		// Who says of a living master that it is off accepts that what it alone takes is set aside, and sent again elsewhere: no loss, and not what
+		// a receipt says. So nobody is promoted.
+		t.happened[len(t.happened)-1] += " (nobody does)"
+		t.hold(ctx, 500, 2500)
+		return nil
+	}
 	if !t.auto {
 		asking, cancel := context.WithTimeout(ctx, recoverWithin)
 		defer cancel()
-		// By force: the old master may go on alone, for what the registry knows.
+		// By force: the old master may have gone on alone, for what the registry knows.
 		if _, err := admin.New(t.admin).Operate(asking, admin.Operation{BrokerGroup: group, Action: admin.Promote, Off: []string{m.Name}, Force: true, Reason: "chaos"}); err != nil {
 			return fmt.Errorf("promote %s: %w", group, err)
 		}
