@@ -75,7 +75,8 @@ func journalAsideCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "aside", Short: "See, or remove, ends of a stopped broker's journal that were set aside",
 		Long: `See, or remove, ends of a stopped broker's journal that were set aside. When a broker returns that has records which the broker group's master has not,
-they are cut off and kept in files, which jmq journal dump reads. After a promotion by force their messages are sent again. The files stay until they are removed here.`,
+they are cut off and kept in files, which jmq journal dump reads. Where some may have been acknowledged, as after a promotion by force, their
+messages are sent again. The files stay until they are removed here.`,
 	}
 	cmd.AddCommand(journalAsideListCommand(), journalAsideRemoveCommand())
 	return cmd

@@ -23,7 +23,9 @@ const (
 )
 
 // resends sends the messages again that were set aside with the end of this broker's journal, to who is master now. That is owed after a promotion by
-// force alone: where a master was named in another way, what its journal had not was not committed, and nobody was told that it was.
+// force, and where a fixed broker group got a new term since: its master may have gone on alone, and what it acknowledged last was on the one disk that
+// another took the place of, as when a master came with an empty disk, and then with its own again. Else what the master had not was not committed,
+// and nobody was told that it was.
 //
 // Which of the messages were acknowledged is not known for sure: all of them are sent, with their ids, in the order of the journal, by one
 // goroutine at a time, which closing the engine ends and waits for. Producers keep their ids and sequences, so that what the master has already, from
@@ -93,8 +95,8 @@ func (x *replicas) resend(e *engine) {
 	if next == nil {
 		return
 	}
-	if !cutByForce(next, e.journal().Begin(), e.journal().History()) {
-		err := journal.NoteResent(x.s.config.FS, dir, next.Name, journal.Resent{Next: next.To, Done: true, Why: "no master was promoted by force: none of it was committed"})
+	if !mayBeCommitted(next, x.auto(), e.journal().Begin(), e.journal().History()) {
+		err := journal.NoteResent(x.s.config.FS, dir, next.Name, journal.Resent{Next: next.To, Done: true, Why: "who went on as master had all that was committed"})
 		if err != nil {
 			x.s.log.Warn("what was set aside", "err", err)
 		}
@@ -122,15 +124,22 @@ func (x *replicas) resend(e *engine) {
 	})
 }
 
-// cutByForce says whether a master promoted by force took the place of what was set aside; true where it is not known any more.
-func cutByForce(a *journal.Aside, begin journal.Position, history []journal.EpochStart) bool {
+// mayBeCommitted says whether what was set aside may have been acknowledged: a master promoted by force took its place, or on a fixed broker group one of
+// the next term, which has what other disks than that of its master had. (A master that opened again in the same term had all on its own disk, and an
+// auto broker group asks the registry before one disk is enough.) True where it is not known any more.
+func mayBeCommitted(a *journal.Aside, auto bool, begin journal.Position, history []journal.EpochStart) bool {
 	if begin > a.From {
 		return true
 	}
+	next := true
 	for _, h := range history {
-		if h.Epoch > a.Epoch && h.Forced {
+		if h.Epoch <= a.Epoch {
+			continue
+		}
+		if h.Forced || next && !auto && h.Epoch.Term() > a.Epoch.Term() {
 			return true
 		}
+		next = false
 	}
 	return false
 }

@@ -9,24 +9,26 @@ import (
 	"github.com/jmqio/jmq/wire"
 )
 
-// What was set aside is owed only where a promotion by force took its place, or that is not known any more.
-func TestCutByForce(t *testing.T) {
+// What was set aside is owed where a promotion by force took its place, or the next term of a fixed broker group, or that is not known any more.
+func TestMayBeCommitted(t *testing.T) {
 	a := &journal.Aside{From: 800, To: 1200, Epoch: journal.MakeEpoch(2, 3)}
-	at := func(term uint32, forced bool) journal.EpochStart {
-		return journal.EpochStart{Epoch: journal.MakeEpoch(term, 1), Position: 800, Forced: forced}
+	at := func(term, start uint32, forced bool) journal.EpochStart {
+		return journal.EpochStart{Epoch: journal.MakeEpoch(term, start), Position: 800, Forced: forced}
 	}
 	for i, c := range []struct {
-		begin   journal.Position
-		history []journal.EpochStart
-		want    bool
+		begin       journal.Position
+		history     []journal.EpochStart
+		fixed, auto bool
 	}{
-		{0, []journal.EpochStart{at(1, true), at(2, true)}, false}, // before it
-		{0, []journal.EpochStart{at(2, false), at(3, false)}, false},
-		{0, []journal.EpochStart{at(2, false), at(3, true), at(4, false)}, true},
-		{900, []journal.EpochStart{at(4, false)}, true},
+		{0, []journal.EpochStart{at(1, 1, true), at(2, 1, true)}, false, false}, // before it
+		{0, []journal.EpochStart{at(2, 1, false), at(3, 1, false)}, true, false},
+		{0, []journal.EpochStart{at(2, 1, false), at(2, 4, false), at(3, 1, false)}, false, false}, // its master opened again, and had all
+		{0, []journal.EpochStart{at(2, 1, false), at(3, 1, true), at(4, 1, false)}, true, true},
+		{0, []journal.EpochStart{at(2, 4, false), at(4, 1, true)}, true, true},
+		{900, []journal.EpochStart{at(4, 1, false)}, true, true},
 	} {
-		if got := cutByForce(a, c.begin, c.history); got != c.want {
-			t.Errorf("%d: %v, want %v", i, got, c.want)
+		if fixed, auto := mayBeCommitted(a, false, c.begin, c.history), mayBeCommitted(a, true, c.begin, c.history); fixed != c.fixed || auto != c.auto {
+			t.Errorf("%d: fixed %v, auto %v, want %v and %v", i, fixed, auto, c.fixed, c.auto)
 		}
 	}
 }
