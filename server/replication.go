@@ -132,6 +132,9 @@ func (x replication) Meet(ctx context.Context, r *wire.MeetRequest) (*wire.MeetR
 	if l := x.open(); l != nil {
 		return l.Meet(ctx, r)
 	}
+	if err := x.state.Near(r.Term); err != nil {
+		return nil, err
+	}
 	// Between two openings: what is promised holds for the next one, and what there was is there. (While a full copy is made that is the old
 	// store: what the copy acks counts nowhere.)
 	if r.Term > x.state.Seen() {

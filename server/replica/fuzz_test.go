@@ -37,7 +37,8 @@ type asker interface {
 func promises(c wire.Command, header []byte) bool {
 	var m wire.MeetRequest
 	var f wire.FollowRequest
-	return c == wire.CommandMeet && proto.Unmarshal(header, &m) == nil && m.Term > 1 || c == wire.CommandFollow && proto.Unmarshal(header, &f) == nil && f.SeenTerm > 1
+	return c == wire.CommandMeet && proto.Unmarshal(header, &m) == nil && m.Term > 1 && m.Term < 1<<21 ||
+		c == wire.CommandFollow && proto.Unmarshal(header, &f) == nil && f.SeenTerm > 1 && f.SeenTerm < 1<<21
 }
 
 // hostile makes requests that cannot be right, of all kinds that a master answers.
@@ -55,6 +56,12 @@ func hostile(rng *rand.Rand, g *replicatest.Group) (wire.Command, proto.Message)
 		}
 		return rng.Uint64()
 	}
+	high := func(good int) uint32 { // a term, or one that would leave none to come
+		if rng.IntN(3) == 0 {
+			return math.MaxUint32 - rng.Uint32N(1<<20)
+		}
+		return uint32(good)
+	}
 	text := func(good string) string {
 		switch rng.IntN(6) {
 		case 0:
@@ -69,7 +76,7 @@ func hostile(rng *rand.Rand, g *replicatest.Group) (wire.Command, proto.Message)
 	switch rng.IntN(6) {
 	case 0:
 		r := &wire.FollowRequest{BrokerGroup: text(g.Name), Broker: text("c"), Store: text("00112233445566778899aabbccddeeff"), Boot: text("boot"),
-			SeenTerm: uint32(rng.IntN(2)), Begin: position(), End: position(), Committed: position(), Session: position() % 8}
+			SeenTerm: high(rng.IntN(2)), Begin: position(), End: position(), Committed: position(), Session: position() % 8}
 		for range rng.IntN(4) {
 			r.History = append(r.History, &wire.EpochStart{Epoch: position(), Position: position(), Forced: rng.IntN(2) == 0})
 		}
@@ -77,7 +84,7 @@ func hostile(rng *rand.Rand, g *replicatest.Group) (wire.Command, proto.Message)
 	case 1:
 		return wire.CommandPull, &wire.PullRequest{Session: position() % 8, Epoch: 1<<32 | position()%3, Acked: position(), Synced: position(), Window: rng.Uint32(), BytesMax: rng.Uint32()}
 	case 2:
-		return wire.CommandMeet, &wire.MeetRequest{BrokerGroup: text(g.Name), Broker: text("c")}
+		return wire.CommandMeet, &wire.MeetRequest{BrokerGroup: text(g.Name), Broker: text("c"), Term: high(0)}
 	case 3:
 		return wire.CommandReadLog, &wire.ReadLogRequest{From: position(), To: position(), BytesMax: rng.Uint32(), Committed: rng.IntN(2) == 0, WaitMs: uint32(rng.IntN(20)), Observer: text("o")}
 	case 4:

@@ -406,6 +406,9 @@ func (m *Master) Follow(_ context.Context, r *wire.FollowRequest) (*wire.FollowR
 	if !m.n.knows(r.Broker) {
 		return nil, wire.Errorf(wire.CodeForbidden, "broker %q is not of broker group %s", r.Broker, m.n.BrokerGroup)
 	}
+	if err := m.n.State.Near(r.SeenTerm); err != nil {
+		return nil, err
+	}
 	hello := Hello{Member: term.Member{Broker: r.Broker, Boot: r.Boot, Store: r.Store}, Seen: r.SeenTerm, Committed: journal.Position(r.Committed),
 		Session: r.Session, Copying: r.Copying, History: historyFrom(r.Begin, r.End, r.History)}
 	own := historyOf(m.Journal)
@@ -777,6 +780,9 @@ func (m *Master) handOver(ctx context.Context, to string) (term.Row, error) {
 // Meet answers what the master knows. A term that is higher than its own ends it first.
 func (m *Master) Meet(_ context.Context, r *wire.MeetRequest) (*wire.MeetResponse, error) {
 	if err := m.n.ofGroup(r.BrokerGroup); err != nil {
+		return nil, err
+	}
+	if err := m.n.State.Near(r.Term); err != nil {
 		return nil, err
 	}
 	if r.Term > m.epoch.Term() {

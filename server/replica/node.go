@@ -46,6 +46,17 @@ func (n Node) withDefaults() Node {
 	return n
 }
 
+// termLeap is how far above the highest term that a broker met a peer's may be. Each change of master adds one, and there is none after the last.
+const termLeap = 1 << 20
+
+// Near refuses a term that cannot be, before it is promised for good.
+func (f *StateFile) Near(t uint32) error {
+	if seen := f.Seen(); t > seen && t-seen > termLeap {
+		return wire.Errorf(wire.CodeInvalid, "term %d is far above %d, the highest that was met", t, seen)
+	}
+	return nil
+}
+
 // ofGroup refuses what is meant for another broker group.
 func (n Node) ofGroup(brokerGroup string) error {
 	if brokerGroup != n.BrokerGroup {

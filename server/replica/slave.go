@@ -690,6 +690,9 @@ func (s *Slave) Meet(ctx context.Context, r *wire.MeetRequest) (*wire.MeetRespon
 	if err := s.n.ofGroup(r.BrokerGroup); err != nil {
 		return nil, err
 	}
+	if err := s.n.State.Near(r.Term); err != nil {
+		return nil, err
+	}
 	s.mu.Lock()
 	s.mu.f.Met(r.Term)
 	s.mu.Unlock()
