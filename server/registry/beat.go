@@ -414,7 +414,10 @@ func (n *Node) due() []finding {
 			expect = meta.Expect{Revision: o.Revision}
 			if o.Revision != x.revision {
 				// A node that heard it wrote it: our silence begins anew, or we would judge by beats from before that.
-				x.revision, x.silent = o.Revision, 0
+				// That it is away is not from it: how long it is silent is counted on.
+				if x.revision = o.Revision; !before.Away {
+					x.silent = 0
+				}
 			}
 		}
 		f := finding{broker: name, before: before}

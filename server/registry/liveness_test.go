@@ -75,6 +75,13 @@ func TestSilence(t *testing.T) {
 			if got := fmt.Sprint(states(t, n.Feed, "orders")); got != "map[group-a:4 group-b:0 group-c:0]" {
 				t.Fatalf("node %d after 9.5 s: %s", i, got)
 			}
+			status, err := n.statuses("group-a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if silent := status[0].Brokers[0].SilentMs; silent < 8000 || silent > 10000 {
+				t.Errorf("node %d says that broker a is silent for %d ms, of 9.5 s", i, silent)
+			}
 		}
 		if got := fmt.Sprint(states(t, all["b"].Feed, "orders")); got != "map[group-a:4 group-b:0 group-c:0]" {
 			t.Fatalf("broker b after 9.5 s: %s", got)
