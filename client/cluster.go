@@ -685,6 +685,7 @@ func (c *Cluster) describeTopic(ctx context.Context, r *wire.DescribeTopicReques
 			}
 			if all == nil {
 				all = part
+				slices.Sort(all.Groups)
 				return
 			}
 			all.Partitions = append(all.Partitions, part.Partitions...)

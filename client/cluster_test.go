@@ -228,6 +228,21 @@ func inBubble(t *testing.T, groups, partitions int, f func(t *testing.T, c *fake
 	synctest.Test(t, func(t *testing.T) { f(t, newFakeCluster(t, groups, partitions)) })
 }
 
+// The groups of a topic are those of all its broker groups, each once, in whatever order they say them.
+func TestDescribeTopicGroups(t *testing.T) {
+	inBubble(t, 3, 2, func(t *testing.T, c *fakeCluster) {
+		c.put(2, "bg1", "bg2", "bg3")
+		cl := c.connect(registryNodes)
+		r, err := cl.Cluster().describeTopic(context.Background(), &wire.DescribeTopicRequest{Topic: "orders"},
+			func(*pool, context.Context, *wire.DescribeTopicRequest) (*wire.DescribeTopicResponse, error) {
+				return &wire.DescribeTopicResponse{Groups: []string{"c", "a", "b"}}, nil
+			})
+		if err != nil || !slices.Equal(r.Groups, []string{"a", "b", "c"}) {
+			t.Errorf("%v, %v", r.GetGroups(), err)
+		}
+	})
+}
+
 // Messages without order key go round all partitions of all broker groups, those with one to a place of the ordered list; a
 // consumer gets all of them, knows where from, and acknowledges there. No connection is made before it is needed.
 func TestManyBrokerGroups(t *testing.T) {
