@@ -144,6 +144,7 @@ func TestConfigBadFile(t *testing.T) {
 		{"number for duration", "broker:\n  dispatch:\n    ackTimeout: 5\n", "jmq.yaml line 3: broker.dispatch.ackTimeout: 5 must be a duration with its unit"},
 		{"text for duration", "broker:\n  dispatch:\n    ackTimeout: soon\n", `"soon" must be a duration with its unit`},
 		{"out of range", "broker:\n  journal:\n    segmentBytesMax: 5\n", "jmq.yaml line 3: broker.journal.segmentBytesMax: 5 must be between 65536 and"},
+		{"too often", "broker:\n  replication:\n    compareEvery: 1ns\n", "jmq.yaml line 3: broker.replication.compareEvery: 1ns must be 0, or between 1s and"},
 		{"not loopback", "node:\n  wire:\n    listen: 0.0.0.0:50088\n", `node.wire.listen: "0.0.0.0:50088" must be loopback`},
 		{"no port", "node:\n  wire:\n    listen: 127.0.0.1\n", "must be host:port"},
 		{"bad port", "node:\n  wire:\n    listen: 127.0.0.1:70000\n", "port from 0 to 65535"},

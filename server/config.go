@@ -373,10 +373,12 @@ func (c *Config) Validate() error {
 	between(bad, "broker.dispatch.ackTimeout", b.Dispatch.AckTimeout, time.Second, 24*time.Hour)
 	between(bad, "broker.dispatch.disconnectGrace", b.Dispatch.DisconnectGrace, 0, time.Hour)
 	between(bad, "broker.replication.keepAlive", b.Replication.KeepAlive, 10*time.Millisecond, time.Second)
-	between(bad, "broker.replication.leaveAfter", b.Replication.LeaveAfter, 2*b.Replication.KeepAlive, time.Minute)
+	between(bad, "broker.replication.leaveAfter", b.Replication.LeaveAfter, max(20*time.Millisecond, min(2*b.Replication.KeepAlive, 2*time.Second)), time.Minute)
 	between(bad, "broker.replication.leaveBytes", b.Replication.LeaveBytes, 1<<20, 1<<40)
 	between(bad, "broker.replication.joinAfter", b.Replication.JoinAfter, 10*time.Millisecond, time.Hour)
-	between(bad, "broker.replication.compareEvery", b.Replication.CompareEvery, 0, 30*24*time.Hour)
+	if e := b.Replication.CompareEvery; e != 0 && (e < time.Second || e > 30*24*time.Hour) {
+		bad("broker.replication.compareEvery", e, "must be 0, or between 1s and 720h0m0s")
+	}
 	if b.Slave && len(n.Registry.Addresses) == 0 && !slices.Contains(c.Roles, RoleRegistry) && len(c.Roles) > 0 {
 		bad("broker.slave", b.Slave, "needs a registry, which says who is master: name its nodes with node.registry.addresses")
 	}
