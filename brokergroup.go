@@ -328,8 +328,14 @@ func (x *operation) run(cmd *cobra.Command, args []string, f func(ctx context.Co
 	defer cancel()
 	err = f(ctx, admin.New(cl))
 	if errors.Is(err, client.ErrUnknown) {
-		return fmt.Errorf("%s of broker group %s: the registry did not answer, so it may have been done or not. A master that hands over waits for its answer, and nobody serves the broker group meanwhile, since two would: "+
-			"bring a registry node back, and look: jmq broker-group status %[2]s", x.o.Action, name)
+		var meanwhile string
+		switch x.o.Action {
+		case admin.Transfer:
+			meanwhile = " A master that hands over waits for its answer, and nobody serves the broker group meanwhile, since two would:"
+		case admin.Promote:
+			meanwhile = " The broker group may be without a master meanwhile:"
+		}
+		return fmt.Errorf("%s of broker group %s: the registry did not answer, so it may have been done or not.%s bring a registry node back, and look: jmq broker-group status %[2]s", x.o.Action, name, meanwhile)
 	}
 	if errors.Is(err, client.ErrDisconnected) {
 		err = fmt.Errorf("%w; no registry node answers: messages go on, nothing can be changed", err)
