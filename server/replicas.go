@@ -230,11 +230,11 @@ func (x *replicas) row() (term.Row, bool) {
 	return x.mu.row, x.mu.known
 }
 
-// answerable is the row while the registry is heard and stands by it, else nil.
-func (x *replicas) answerable() *term.Row {
+// answerable is the row while the registry is heard and stands by it, and the metadata that has it, which a server that stops lets go; else nil.
+func (x *replicas) answerable() (*term.Row, *metadata) {
 	md := x.s.metadata.Load()
 	if md == nil || !md.current() {
-		return nil
+		return nil, nil
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -243,9 +243,9 @@ func (x *replicas) answerable() *term.Row {
 		generation = s.Generation // it has named none yet
 	}
 	if row.Unanswerable(uint64(generation)) {
-		return nil
+		return nil, nil
 	}
-	return &row
+	return &row, md
 }
 
 // notMaster is the answer to who asks for what only a master does: it names the master's addresses, if it is another.
@@ -296,7 +296,8 @@ func (x *replicas) history(ctx context.Context) (h replica.History, committed jo
 
 // decide says what the broker is to be. What must be remembered for that is on disk.
 func (x *replicas) decide(ctx context.Context) (d replica.Decision, met []replica.Met, err error) {
-	self, row, state := x.self(), x.answerable(), x.state.Get()
+	self, state := x.self(), x.state.Get()
+	row, md := x.answerable()
 	if row != nil && !reflect.DeepEqual(state.Hear(self, *row), state) {
 		if err := x.state.Update(func(s *replica.State) { *s = s.Hear(self, *row) }); err != nil {
 			return d, nil, err
@@ -305,7 +306,7 @@ func (x *replicas) decide(ctx context.Context) (d replica.Decision, met []replic
 	}
 	k := replica.Known{Self: self, State: state, Auto: x.auto(), Others: x.others(), Row: row}
 	if row != nil {
-		k.Told = x.told(*row)
+		k.Told = x.told(md, *row)
 	}
 	if k.History, k.Committed, err = x.history(ctx); err != nil {
 		return d, nil, err
@@ -432,8 +433,8 @@ func (x *replicas) awaitRegistry() {
 	late := time.Now().Add(registryWithin)
 	for x.ctx.Err() == nil && time.Now().Before(late) {
 		again := decideEvery
-		if row := x.answerable(); row != nil && row.Term > 0 {
-			if t, _ := x.s.metadata.Load().toldOf(x.group()); t == row.Term || row.Master.Broker != x.name() {
+		if row, md := x.answerable(); row != nil && row.Term > 0 {
+			if t, _ := md.toldOf(x.group()); t == row.Term || row.Master.Broker != x.name() {
 				return
 			}
 			again = toldEvery
@@ -443,8 +444,8 @@ func (x *replicas) awaitRegistry() {
 }
 
 // told is what the registry knows to be committed, as far as it has said that for this row.
-func (x *replicas) told(row term.Row) journal.Position {
-	if t, committed := x.s.metadata.Load().toldOf(x.group()); t == row.Term {
+func (x *replicas) told(md *metadata, row term.Row) journal.Position {
+	if t, committed := md.toldOf(x.group()); t == row.Term {
 		return journal.Position(max(row.Committed, committed))
 	}
 	return journal.Position(row.Committed)
