@@ -122,6 +122,19 @@ func (c *Cluster) AddSlave(n int, options ...Option) *Server {
 
 func (c *Cluster) startBroker(g *ReplicaGroup, name string, options []Option) *Server {
 	c.t.Helper()
+	b := c.startNode(g, name, options)
+	g.Brokers = append(g.Brokers, b)
+	return b
+}
+
+// StartTwin starts a broker with a disk of its own that has the name of s, a slave of broker group n. It is none of the group's Brokers.
+func (c *Cluster) StartTwin(n int, s *Server) *Server {
+	c.t.Helper()
+	return c.startNode(c.Groups[n-1], s.Name()+"-twin", []Option{func(twin *server.Config) { twin.Broker.Slave, twin.Node.Name = true, s.Name() }})
+}
+
+func (c *Cluster) startNode(g *ReplicaGroup, name string, options []Option) *Server {
+	c.t.Helper()
 	b := Start(c.t, append([]Option{c.node(name, server.RoleBroker), func(s *server.Config) {
 		s.Broker.BrokerGroup = g.Name
 		s.Node.Registry.Addresses = Addresses(c.Registries)
@@ -135,7 +148,6 @@ func (c *Cluster) startBroker(g *ReplicaGroup, name string, options []Option) *S
 			s.FS, s.Machine = replicatest.NewDisk(), "machine 1"
 		}
 	}}, options...)...)
-	g.Brokers = append(g.Brokers, b)
 	c.linked(b)
 	return b
 }

@@ -193,14 +193,19 @@ func (s *Server) Disk() *replicatest.Disk {
 // SetDisk gives a node that is stopped another disk.
 func (s *Server) SetDisk(d *replicatest.Disk) { s.config.FS = d }
 
-// SameEnds waits until all running brokers have what the master has, committed.
-func (g *ReplicaGroup) SameEnds() {
+// SameEnds waits until all running brokers have what the master has, committed, and returns where that ends.
+func (g *ReplicaGroup) SameEnds() (committedEnd uint64) {
 	g.c.t.Helper()
 	g.Await("all have the same", func(all map[string]*wire.ReplicaStatus) bool {
 		var end, committed []uint64
 		for _, st := range all {
 			end, committed = append(end, st.GetEnd()), append(committed, st.GetCommitted())
 		}
-		return len(end) > 0 && slices.Min(end) == slices.Max(end) && slices.Min(committed) == slices.Max(end)
+		if len(end) == 0 || slices.Min(end) != slices.Max(end) || slices.Min(committed) != slices.Max(end) {
+			return false
+		}
+		committedEnd = slices.Max(end)
+		return true
 	})
+	return committedEnd
 }

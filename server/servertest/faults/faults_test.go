@@ -15,7 +15,6 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"github.com/jmqio/jmq/server"
 	"github.com/jmqio/jmq/server/servertest"
 	"github.com/jmqio/jmq/server/servertest/check"
 	"github.com/jmqio/jmq/wire"
@@ -188,8 +187,7 @@ var faults = []fault{
 		x.up(m)
 	}},
 	{name: "two slaves with one identity", shape: fixed1, needs: true, do: func(x *trial) {
-		twin := x.AddSlave(1, func(c *server.Config) { c.Node.Name = x.slave().Name() })
-		x.g.Brokers = x.g.Brokers[:len(x.g.Brokers)-1]
+		twin := x.StartTwin(1, x.slave())
 		x.goesOn("sends with twins", 10, normal)
 		x.hold(2 * time.Second)
 		twin.Stop()
@@ -390,10 +388,11 @@ var sample = flag.Int("sample", 30, "how many of the faults happen, a fourth of 
 // TestFaults carries out each fault on a cluster of its own, and some while the registry or its database is away: what was ok is never lost, all
 // copies are the same, and soon after it is healed all is as before. With JMQ_TEST_CYCLES each happens so often, in all surroundings.
 func TestFaults(t *testing.T) {
-	if *seedFlag == 0 && os.Getenv("JMQ_TEST_CYCLES") == "" {
-		t.Skip("by -seed or JMQ_TEST_CYCLES only, until all of it was run several times with the last mends")
+	seed := *seedFlag
+	if seed == 0 {
+		seed = rand.Uint64N(1_000_000) + 1
 	}
-	seed := max(*seedFlag, 1)
+	t.Logf("-seed=%d", seed)
 	rng := rand.New(rand.NewPCG(seed, 20))
 	cycles, _ := strconv.Atoi(os.Getenv("JMQ_TEST_CYCLES"))
 	var list []fault
