@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/jmqio/jmq/server"
+	"github.com/jmqio/jmq/server/servertest/mutate"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
@@ -240,17 +241,20 @@ func TestConfigMissingFile(t *testing.T) {
 
 // FuzzConfigFile shows that no file crashes the reader and that each error is one line.
 func FuzzConfigFile(f *testing.F) {
-	f.Add("node:\n  name: x\n")
-	f.Add("a: &a [*a]\n")
-	f.Add("broker: &b\n  journal: *b\n")
-	f.Fuzz(func(t *testing.T, content string) {
-		_, errs := checkConfigFile("jmq.yaml", []byte(content), configKeys())
+	seeds := [][]byte{
+		[]byte("node:\n  name: x\n"), []byte("a: &a [*a]\n"), []byte("broker: &b\n  journal: *b\n"),
+		[]byte("node:\n  name: b1\n  registry:\n    addresses: [a:1, b:2]\nbroker:\n  store:\n    path: /tmp/x\n    bytesMax: 10GiB\n"),
+	}
+	keys := configKeys()
+	mutate.Fuzz(f, mutate.Decoder{Seeds: seeds, Slowness: 20, Check: func(t testing.TB, content []byte) bool {
+		_, errs := checkConfigFile("jmq.yaml", content, keys)
 		for _, err := range errs {
 			if strings.Count(oneLine(err), "\n") != 0 || !strings.HasPrefix(err.Error(), "jmq.yaml") {
 				t.Errorf("%q", err)
 			}
 		}
-	})
+		return len(errs) == 0
+	}})
 }
 
 // TestConfigCheckSecrets shows that what a configuration holds is printed without the password of the database, right or wrong.

@@ -53,7 +53,7 @@ var ranks = map[string]int{
 // testOnly are imported by tests and by programs under scripts only.
 var testOnly = []string{
 	"server/journal/journaltest", "server/replica/replicatest", "server/store/storetest", "server/servertest", "server/servertest/check",
-	"server/servertest/ports", "server/servertest/script", "server/meta/metatest", "scripts/testenv",
+	"server/servertest/mutate", "server/servertest/ports", "server/servertest/script", "server/meta/metatest", "scripts/testenv",
 }
 
 // homes are libraries that appear in one package of the product only (see DESIGN's table); the seam for files, vfs, is not counted.

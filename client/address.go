@@ -53,6 +53,9 @@ func parseAddress(s string) (string, error) {
 			return "", fmt.Errorf("%q is not host:port", s)
 		}
 	}
+	if strings.ContainsAny(host, "[]") {
+		return "", fmt.Errorf("%q is not host:port", s)
+	}
 	if host == "" {
 		return "", fmt.Errorf("%q has no host", s)
 	}

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+
+	"github.com/jmqio/jmq/server/servertest/mutate"
 )
 
 // known is an Authenticator of a few credentials.
@@ -550,8 +552,9 @@ func FuzzAuthenticate(f *testing.F) {
 	f.Add(request("n,,n=nobody,r="), request("c=,r=,p="))
 	f.Add(request("y,a=x,n==2C,r=abc,m=1"), []byte{})
 	f.Add([]byte("\x12\x03i=9"), []byte("r=abc,s=AAAA,i=99999999999"))
-	f.Fuzz(func(t *testing.T, first, second []byte) {
+	check := func(t testing.TB, first, second []byte) bool {
 		hs := new(handshake)
+		steps := 0
 		for _, m := range [][]byte{first, second, second} {
 			say, done, err := h.step(hs, m)
 			if done {
@@ -563,23 +566,38 @@ func FuzzAuthenticate(f *testing.F) {
 				}
 				break
 			}
+			steps++
 		}
 		if err := checkServerFirst(second); err == nil && bytes.Contains(second, []byte(",i=100001,")) {
 			t.Fatalf("%q was let through", second)
 		}
+		return steps > 0
+	}
+	pair := func(first, second []byte) []byte { return slices.Concat([]byte{byte(len(first))}, first, second) }
+	mutate.Run(f, mutate.Decoder{
+		Seeds: [][]byte{
+			pair(request("n,,n=c1,r=abc"), request("c=biws,r=abc,p=AAAA")), pair(request("n,,n=nobody,r=abcdefgh"), []byte("r=abc,s=AAAA,i=4096")),
+		},
+		Slowness: 4,
+		Check: func(t testing.TB, b []byte) bool {
+			if len(b) == 0 {
+				return false
+			}
+			n := min(int(b[0]), len(b)-1)
+			return check(t, b[1:1+n], b[1+n:])
+		},
 	})
+	f.Fuzz(func(t *testing.T, first, second []byte) { check(t, first, second) })
 }
 
 // FuzzError shows that what was read of an error can be written and read again.
 func FuzzError(f *testing.F) {
-	e := Errorf(CodeRoleElsewhere, "a role")
-	e.Nodes = []string{"a:1", "b:2"}
-	f.Add(AppendError(nil, e))
-	e = Errorf(CodeLimited, "slow down")
-	e.RetryAfter = time.Second
-	f.Add(AppendError(nil, e))
-	f.Add([]byte{0x22, 0x05, 'a'})
-	f.Fuzz(func(t *testing.T, b []byte) {
+	elsewhere := Errorf(CodeRoleElsewhere, "a role")
+	elsewhere.Nodes = []string{"a:1", "b:2"}
+	limited := Errorf(CodeLimited, "slow down")
+	limited.RetryAfter = time.Second
+	seeds := [][]byte{AppendError(nil, elsewhere), AppendError(nil, limited), {0x22, 0x05, 'a'}}
+	mutate.Fuzz(f, mutate.Decoder{Seeds: seeds, Check: func(t testing.TB, b []byte) bool {
 		e := ParseError(b)
 		if e == nil || e.Code == CodeOK || len(e.Nodes) > errorNodesMax {
 			t.Fatalf("%+v", e)
@@ -593,5 +611,6 @@ func FuzzError(f *testing.F) {
 		if again.Code != e.Code || again.RetryAfter != e.RetryAfter || len(again.Nodes) != len(e.Nodes) {
 			t.Fatalf("%+v, again %+v", e, again)
 		}
-	})
+		return e.Code != CodeMalformed
+	}})
 }

@@ -12,6 +12,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/jmqio/jmq/server/servertest/mutate"
 )
 
 // TestParseFrame judges heads at and around each bound, and shows that a verdict needs no more bytes than those judged.
@@ -198,26 +202,28 @@ func TestFramePieces(t *testing.T) {
 func FuzzBatch(f *testing.F) {
 	r := newRand(f)
 	var c Codec
+	var seeds [][]byte
 	for compression := CompressionNone; compression <= CompressionSnappy; compression++ {
 		b, err := c.AppendBatch(nil, [16]byte{1}, 2, compression, []Message{randomMessage(r), {Body: bytes.Repeat([]byte("order "), 100), Tag: "t"}})
 		if err != nil {
 			f.Fatal(err)
 		}
-		f.Add(b)
+		seeds = append(seeds, b)
 	}
-	f.Fuzz(func(t *testing.T, b []byte) {
+	// What a batch says that it takes is made before it is read: at most 8 MiB, or the Codec's next size above.
+	mutate.Fuzz(f, mutate.Decoder{Seeds: seeds, AllocMost: 2*BatchBytesMax + 1<<20, Slowness: 4, Check: func(t testing.TB, b []byte) bool {
 		batch, err := ParseBatch(b)
 		if err != nil {
 			if _, ok := asCodeError(err); !ok {
 				t.Fatalf("%v has no code", err)
 			}
-			return
+			return false
 		}
 		infos, infoErr := batch.MessageInfos(nil)
 		raw, err := c.Messages(batch, nil)
 		if err != nil {
 			wantCode(t, err, CodeCorrupt)
-			return
+			return false
 		}
 		if len(raw) != batch.RawSize() {
 			t.Fatalf("%d bytes decompressed, the header says %d", len(raw), batch.RawSize())
@@ -227,7 +233,7 @@ func FuzzBatch(f *testing.F) {
 			t.Fatalf("infos %v, messages %v", infoErr, err)
 		}
 		if err != nil {
-			return
+			return false
 		}
 		if len(msgs) != batch.Count() || (infoErr == nil && len(infos) != batch.Count()) {
 			t.Fatalf("%d messages and %d infos of %d", len(msgs), len(infos), batch.Count())
@@ -235,12 +241,64 @@ func FuzzBatch(f *testing.F) {
 		again, err := AppendBatch(nil, batch.Producer(), batch.Sequence(), msgs)
 		if err != nil {
 			wantCode(t, err, CodeInvalid) // a header twice, or one that is reserved
-			return
+			return true
 		}
 		if got, err := decode(&c, Batch(again)); err != nil || len(got) != len(msgs) {
 			t.Fatalf("sent again: %v", err)
 		}
-	})
+		return true
+	}})
+}
+
+// FuzzParseFrame reads any bytes as frames, without a connection: what is taken is written as the same bytes, and what is wrong has a code.
+func FuzzParseFrame(f *testing.F) {
+	ping := AppendFrame(nil, Frame{Kind: KindRequest, Command: CommandPing, Request: 1})
+	push := AppendFrame(ping, Frame{Kind: KindPush, Command: 9, Header: []byte("header"), Payload: bytes.Repeat([]byte("p"), 300)})
+	mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{ping, push, AppendFrame(nil, Frame{Kind: KindError, Header: AppendError(nil, Errorf(CodeTooMany, "x"))})}, Check: func(t testing.TB, b []byte) bool {
+		taken := false
+		for rest := b; ; taken = true {
+			g, size, err := ParseFrame(rest, 4096)
+			if err != nil && err.Code == CodeOK {
+				t.Fatalf("%v has no code", err)
+			}
+			if err != nil || size == 0 || size > len(rest) {
+				return taken
+			}
+			if len(g.Header)+len(g.Payload) > size {
+				t.Fatalf("%d and %d bytes of %d", len(g.Header), len(g.Payload), size)
+			}
+			if back := AppendFrame(nil, g); !bytes.Equal(back, rest[:size]) {
+				t.Fatalf("read %x, written %x", rest[:size], back)
+			}
+			rest = rest[size:]
+		}
+	}})
+}
+
+// FuzzPull holds the readers and writers by hand of the headers of replication to the generated ones.
+func FuzzPull(f *testing.F) {
+	good, err := proto.Marshal(&PullRequest{Session: 1, Epoch: 2, Acked: 300, Synced: 4, Window: 5, BytesMax: 1 << 20})
+	if err != nil {
+		f.Fatal(err)
+	}
+	answer := appendPullResponse(nil, &PullResponse{Epoch: 1, From: 2, Committed: 3, Begin: 4, InSync: true, Transfer: "b"})
+	mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{good, answer, {0xff}}, Check: func(t testing.TB, b []byte) bool {
+		var got, want PullRequest
+		err := parsePullRequest(b, &got)
+		wantErr := proto.Unmarshal(b, &want)
+		want.ProtoReflect().SetUnknown(nil)
+		if (err == nil) != (wantErr == nil) || err == nil && !proto.Equal(&got, &want) {
+			t.Fatalf("%x: by hand %v, %v, generated %v, %v", b, &got, err, &want, wantErr)
+		}
+		var m, again PullResponse
+		if proto.Unmarshal(b, &m) == nil {
+			m.ProtoReflect().SetUnknown(nil)
+			if err := proto.Unmarshal(appendPullResponse(nil, &m), &again); err != nil || !proto.Equal(&m, &again) {
+				t.Fatalf("%v became %v, %v", &m, &again, err)
+			}
+		}
+		return err == nil
+	}})
 }
 
 // TestPeersError shows that an error without a request ends the connection with its code, and what requests in flight

@@ -11,6 +11,8 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/jmqio/jmq/server/servertest/mutate"
 )
 
 // headerCase holds one hand-coded header against its generated twin.
@@ -169,26 +171,25 @@ var headerCases = []headerCase{
 	},
 }
 
-// agree holds the two readings of b together, and what is written from them.
-func (c *headerCase) agree(t *testing.T, b []byte) {
-	t.Helper()
+// agree holds the two readings of b together, and what is written from them. It says whether b was read by hand.
+func (c *headerCase) agree(t testing.TB, b []byte) bool {
 	write, got, err := c.parse(b)
 	want := c.twin()
 	wantErr := proto.Unmarshal(b, want)
 	switch {
 	case err != nil && wantErr != nil:
-		return
+		return false
 	case err != nil:
 		if code := CodeOf(err); !c.narrow(want) || code != CodeInvalid {
 			t.Fatalf("%s %x: by hand %v, generated fine: %v", c.name, b, err, want)
 		}
-		return
+		return false
 	case wantErr != nil:
 		// A name that a later one replaced is judged by the generated code only.
 		if !strings.Contains(wantErr.Error(), "UTF-8") {
 			t.Fatalf("%s %x: by hand fine, generated %v", c.name, b, wantErr)
 		}
-		return
+		return true
 	}
 	want.ProtoReflect().SetUnknown(nil)
 	clearUnknown(want)
@@ -202,6 +203,7 @@ func (c *headerCase) agree(t *testing.T, b []byte) {
 	if gotBytes := write([]byte("x")); !bytes.Equal(gotBytes[1:], wantBytes) {
 		t.Fatalf("%s: written by hand %x, generated %x", c.name, gotBytes[1:], wantBytes)
 	}
+	return true
 }
 
 func clearUnknown(m proto.Message) {
@@ -336,6 +338,7 @@ func TestHeadersDoNotAllocate(t *testing.T) {
 // FuzzHeaders holds the hand-written readers to the generated ones on any bytes.
 func FuzzHeaders(f *testing.F) {
 	r := rand.New(rand.NewPCG(1, 1))
+	var seeds [][]byte // the header's number first
 	for i := range headerCases {
 		for range 3 {
 			b, err := proto.Marshal(headerCases[i].random(r))
@@ -343,9 +346,13 @@ func FuzzHeaders(f *testing.F) {
 				f.Fatal(err)
 			}
 			f.Add(uint8(i), b)
+			seeds = append(seeds, append([]byte{byte(i)}, b...))
 		}
 	}
 	f.Add(uint8(0), []byte{0x0b, 0x08, 1, 0x0c})
+	mutate.Run(f, mutate.Decoder{Seeds: seeds, Slowness: 4, Check: func(t testing.TB, b []byte) bool {
+		return len(b) > 0 && headerCases[int(b[0])%len(headerCases)].agree(t, b[1:])
+	}})
 	f.Fuzz(func(t *testing.T, i uint8, b []byte) {
 		headerCases[int(i)%len(headerCases)].agree(t, b)
 	})

@@ -133,7 +133,7 @@ func (s *Session) pull(c *call, f Frame) error {
 func parsePullRequest(b []byte, r *PullRequest) error {
 	for len(b) > 0 {
 		field, kind, n := protowire.ConsumeTag(b)
-		if n < 0 {
+		if n < 0 || field > protowire.MaxValidNumber {
 			return errHeader
 		}
 		b = b[n:]

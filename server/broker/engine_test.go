@@ -25,6 +25,7 @@ import (
 	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/journal/journaltest"
 	"github.com/jmqio/jmq/server/offset"
+	"github.com/jmqio/jmq/server/servertest/mutate"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
 )
@@ -788,20 +789,20 @@ func (s *sink) AppendBatch(_ store.Partition, batch []byte, done func(index.Inde
 // FuzzProduce sends any bytes as a batch, with a checksum that is right so that they come far: what is taken can be read
 // by a consumer to the last message.
 func FuzzProduce(f *testing.F) {
-	f.Add(batch(f, 2, 10))
+	seeds := [][]byte{batch(f, 2, 10)}
 	for _, c := range []wire.Compression{wire.CompressionZstd, wire.CompressionLZ4, wire.CompressionSnappy} {
 		b, err := new(wire.Codec).AppendBatch(nil, [16]byte{}, 0, c, messages(2, 100))
 		if err != nil {
 			f.Fatal(err)
 		}
-		f.Add(b)
+		seeds = append(seeds, b)
 	}
 	s := &sink{keep: true}
 	b := New(Options{Offsets: offset.NewTable()})
 	f.Cleanup(b.Close)
 	b.Start(s)
 	codec := &wire.Codec{}
-	f.Fuzz(func(t *testing.T, sent []byte) {
+	mutate.Fuzz(f, mutate.Decoder{Seeds: seeds, Slowness: 4, AllocMost: 8 << 20, Check: func(t testing.TB, sent []byte) bool {
 		if len(sent) >= wire.BatchHeaderBytes {
 			sent = seal(slices.Clone(sent))
 		}
@@ -833,7 +834,8 @@ func FuzzProduce(f *testing.F) {
 				t.Fatalf("%d of %d messages can be read: %v", n, parsed.Count(), it.Err())
 			}
 		}
-	})
+		return len(s.batches) > 0
+	}})
 }
 
 // TestConcurrent lets producers, consumers of two groups that come and go, and a reader of the backlog run at once: each

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/servertest/mutate"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -395,19 +396,18 @@ func FuzzRestore(f *testing.F) {
 			f.Fatal(err)
 		}
 	}
-	f.Add(table.Snapshot(nil))
-	f.Add([]byte{snapshotVersion, 1, 0, 0, 0})
-	f.Fuzz(func(t *testing.T, b []byte) {
+	mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{table.Snapshot(nil), {snapshotVersion, 1, 0, 0, 0}}, Slowness: 4, Check: func(t testing.TB, b []byte) bool {
 		table := New()
 		if table.Restore(b) != nil {
-			return
+			return false
 		}
 		again := New()
 		s := table.Snapshot(nil)
 		if err := again.Restore(s); err != nil || !bytes.Equal(again.Snapshot(nil), s) {
 			t.Fatalf("%x becomes %x: %v", b, s, err)
 		}
-	})
+		return true
+	}})
 }
 
 // BenchmarkSend is what a send costs: Begin and Apply, with so many producers on 8 partitions each, one after the other.

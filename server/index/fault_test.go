@@ -13,6 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/jmqio/jmq/server/journal/journaltest"
+	"github.com/jmqio/jmq/server/servertest/mutate"
 )
 
 // rebuildFilled makes runs again from the journal that fill has written up to end.
@@ -436,11 +437,8 @@ func FuzzRun(f *testing.F) {
 	id := s.Runs()[0]
 	name := fs.PathJoin("index", id.name())
 	good := readAll(f, fs, name)
-	f.Add(good)
-	f.Add([]byte{})
-	f.Add(make([]byte, len(good)))
-	f.Add(good[:len(good)-5])
-	f.Fuzz(func(t *testing.T, b []byte) {
+	seeds := [][]byte{good, {}, make([]byte, len(good)), good[:len(good)-5]}
+	mutate.Fuzz(f, mutate.Decoder{Seeds: seeds, Slowness: 20, Check: func(t testing.TB, b []byte) bool {
 		fs := vfs.NewMem()
 		c := open(t, fs, nil)
 		w, err := fs.OpenReadWrite(name, vfs.WriteCategoryUnspecified)
@@ -457,7 +455,8 @@ func FuzzRun(f *testing.F) {
 		w.Close()
 		c.Reset(9000, []RunID{id})
 		c.Restore(&State{Key: orders, Flushed: 9})
-		if _, err := c.Load(); err != nil && !errors.Is(err, ErrVersion) {
+		damaged, err := c.Load()
+		if err != nil && !errors.Is(err, ErrVersion) {
 			t.Fatal(err)
 		}
 		got, _ := c.Range(orders, 0, 9, nil)
@@ -466,5 +465,6 @@ func FuzzRun(f *testing.F) {
 				t.Fatalf("entry %d is %+v", i, e)
 			}
 		}
-	})
+		return err == nil && len(damaged) == 0
+	}})
 }

@@ -2,6 +2,7 @@ package index
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"flag"
@@ -14,6 +15,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.uber.org/goleak"
+
+	"github.com/jmqio/jmq/server/servertest/mutate"
 )
 
 var (
@@ -201,12 +204,24 @@ func FuzzEntry(f *testing.F) {
 	f.Add(uint64(4), AppendEntry(nil, orders.Seed(), 4, &e))
 	f.Add(uint64(0), make([]byte, EntryBytes))
 	f.Add(uint64(0), []byte{1})
-	f.Fuzz(func(t *testing.T, i uint64, b []byte) {
+	decodes := func(t testing.TB, i uint64, b []byte) bool {
 		e, wrong := DecodeEntry(orders.Seed(), Index(i), b)
 		if wrong == "" && !bytes.Equal(AppendEntry(nil, orders.Seed(), Index(i), &e), b[:EntryBytes]) {
 			t.Fatalf("entry %+v is not what was decoded", e)
 		}
+		return wrong == ""
+	}
+	good := AppendEntry(nil, orders.Seed(), 4, &e)
+	mutate.Run(f, mutate.Decoder{
+		Seeds: [][]byte{good, make([]byte, EntryBytes)},
+		Seal: func(b []byte) {
+			if len(b) >= EntryBytes {
+				binary.LittleEndian.PutUint32(b[28:], check(orders.Seed(), 4, b))
+			}
+		},
+		Check: func(t testing.TB, b []byte) bool { return decodes(t, 4, b) },
 	})
+	f.Fuzz(func(t *testing.T, i uint64, b []byte) { decodes(t, i, b) })
 }
 
 func readAll(t testing.TB, fs vfs.FS, name string) []byte {

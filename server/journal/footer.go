@@ -174,6 +174,10 @@ func (j *Journal) ReadFooter(base Position) ([]byte, error) {
 		s.footer.Store(false)
 		return nil, ErrNoFooter
 	}
+	if s.footerOffset()+footerHeaderBytes+int64(length) > s.size.Load() { // before memory is taken for it
+		s.footer.Store(false)
+		return nil, fmt.Errorf("%w: that of %s is cut", ErrNoFooter, s.path)
+	}
 	blob := make([]byte, length)
 	if err := readFull(f, blob, s.footerOffset()+footerHeaderBytes); err != nil && !isUnreadable(err) {
 		return nil, fmt.Errorf("read footer of %s: %w", s.path, err)

@@ -156,7 +156,15 @@ func readHistory(fsys vfs.FS, dir string, store *[storeIDBytes]byte) (h []EpochS
 		return nil, false, err
 	}
 	n := int(le.Uint32(head[12:]))
-	b := make([]byte, n*epochsEntryBytes+4)
+	info, err := f.Stat()
+	if err != nil {
+		return nil, false, fmt.Errorf("stat %s: %w", path, err)
+	}
+	length := n*epochsEntryBytes + 4
+	if info.Size() < int64(epochsHeadBytes+length) { // before memory is taken for it
+		return nil, false, nil
+	}
+	b := make([]byte, length)
 	if !read(b, epochsHeadBytes) {
 		return nil, false, err
 	}

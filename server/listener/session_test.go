@@ -17,6 +17,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/jmqio/jmq/server/servertest/mutate"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -686,13 +687,15 @@ func TestCloseBounded(t *testing.T) {
 // FuzzSession feeds bytes to a session after its hello; whatever they are, another session works on.
 func FuzzSession(f *testing.F) {
 	ping := wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandPing, Request: 1})
-	f.Add(ping)
-	f.Add(wire.AppendFrame(ping, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandProduce, Request: 2, Header: produceHeader("orders"), Payload: []byte("x")}))
-	f.Add(wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandRoute, Request: 3, Header: []byte{10, 1, 't'}}))
-	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
-	f.Add([]byte(strings.Repeat("\x00", 40)))
+	seeds := [][]byte{
+		ping,
+		wire.AppendFrame(ping, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandProduce, Request: 2, Header: produceHeader("orders"), Payload: []byte("x")}),
+		wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandRoute, Request: 3, Header: []byte{10, 1, 't'}}),
+		[]byte("GET / HTTP/1.1\r\n\r\n"),
+		[]byte(strings.Repeat("\x00", 40)),
+	}
 	handler := wire.NewHandler(wire.Services{Broker: &fakeBroker{}, Admin: &fakeBroker{}}, wire.HandlerOptions{})
-	f.Fuzz(func(t *testing.T, b []byte) {
+	mutate.Fuzz(f, mutate.Decoder{Seeds: seeds, Slowness: 50, Check: func(t testing.TB, b []byte) bool {
 		client, server := net.Pipe()
 		s := handler.NewSession(server, wire.SessionOptions{})
 		served := make(chan struct{})
@@ -708,7 +711,8 @@ func FuzzSession(f *testing.F) {
 		if n := handler.Metrics().Panics; n != 0 {
 			t.Fatal("a request panicked")
 		}
-	})
+		return true
+	}})
 }
 
 // FuzzUnknown throws bytes at a session that has to know who the peer is, before the hello and after it: nothing panics, nobody is

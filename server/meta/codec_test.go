@@ -11,6 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/jmqio/jmq/server/meta"
+	"github.com/jmqio/jmq/server/servertest/mutate"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -166,26 +167,31 @@ func TestWire(t *testing.T) {
 // FuzzDecodeSpec: whatever is given, an answer comes; what is taken is written in one form, which is read as the same, and no second reading gives another.
 func FuzzDecodeSpec(f *testing.F) {
 	s := world(f)
-	for _, kind := range meta.Kinds {
+	var seeds [][]byte // the kind's number first
+	for i, kind := range meta.Kinds {
 		for _, o := range s.List(kind) {
 			b, err := meta.EncodeSpec(o.Spec)
 			if err != nil {
 				f.Fatal(err)
 			}
 			f.Add(string(kind), b)
+			seeds = append(seeds, append([]byte{byte(i)}, b...))
 		}
+	}
+	for i := range meta.Kinds {
+		seeds = append(seeds, append([]byte{byte(i)}, `{}`...))
 	}
 	f.Add("consumer", []byte(`{"retry":{"delay":"1s","multiplier":1.5},"filters":[{"type":"tag","rule":"a|b"}],"near":true,"parallel":false,"delay":"1d2h"}`))
 	f.Add("producer", []byte(`{"weights":{"a":1,"b":2},"retries":0,"forbiddenIPs":["10.0.0.0/8"]}`))
 	f.Add("request", []byte(`{"topic":"t","app":"a","right":"produce","requestedBy":"user u","decided":"2026-01-02T03:04:05+01:00"}`))
 	f.Add("topic", []byte(`{"partitions":1,"partitions":2}`))
-	f.Fuzz(func(t *testing.T, kind string, data []byte) {
+	check := func(t testing.TB, kind string, data []byte) bool {
 		spec, err := meta.DecodeSpec(meta.Kind(kind), data)
 		if err != nil {
 			if wire.CodeOf(err) != wire.CodeInvalid {
 				t.Fatalf("refused with %v", err)
 			}
-			return
+			return false
 		}
 		_ = spec.Validate()
 		a, err := meta.EncodeSpec(spec)
@@ -193,7 +199,7 @@ func FuzzDecodeSpec(f *testing.F) {
 			if spec.Validate() == nil {
 				t.Fatalf("valid, and cannot be written: %v", err)
 			}
-			return
+			return true
 		}
 		again, err := meta.DecodeSpec(meta.Kind(kind), a)
 		if err != nil {
@@ -205,5 +211,10 @@ func FuzzDecodeSpec(f *testing.F) {
 		if (spec.Validate() == nil) != (again.Validate() == nil) {
 			t.Fatalf("%s: %v, then %v", a, spec.Validate(), again.Validate())
 		}
-	})
+		return true
+	}
+	mutate.Run(f, mutate.Decoder{Seeds: seeds, Slowness: 4, Check: func(t testing.TB, b []byte) bool {
+		return len(b) > 0 && check(t, string(meta.Kinds[int(b[0])%len(meta.Kinds)]), b[1:])
+	}})
+	f.Fuzz(func(t *testing.T, kind string, data []byte) { check(t, kind, data) })
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/servertest/mutate"
 	"github.com/jmqio/jmq/server/store"
 	"github.com/jmqio/jmq/wire"
 )
@@ -244,13 +245,12 @@ func TestBadRecords(t *testing.T) {
 }
 
 func FuzzEnds(f *testing.F) {
-	f.Add(AppendEnds(nil, goldenEnds()))
-	f.Add(AppendEnds(nil, goldenDetailed()))
-	f.Add([]byte{1, 0, 0})
-	f.Fuzz(func(t *testing.T, b []byte) {
+	seeds := [][]byte{AppendEnds(nil, goldenEnds()), AppendEnds(nil, goldenDetailed()), {1, 0, 0}}
+	mutate.Fuzz(f, mutate.Decoder{Seeds: seeds, Check: func(t testing.TB, b []byte) bool {
 		ends, err := DecodeEnds(nil, b)
 		if err != nil {
-			return
+			mustRefuse(t, err)
+			return false
 		}
 		// What can be read is read again from what it is written as.
 		ends = MergeEnds(ends)
@@ -258,51 +258,62 @@ func FuzzEnds(f *testing.F) {
 		if err != nil || len(ends) > 0 && !reflect.DeepEqual(again, ends) {
 			t.Fatalf("%+v became %+v, %v", ends, again, err)
 		}
-	})
+		return true
+	}})
+}
+
+// mustRefuse fails unless bytes were refused as what they are.
+func mustRefuse(t testing.TB, err error) {
+	if !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrVersion) {
+		t.Fatalf("refused with %v", err)
+	}
 }
 
 func FuzzExpiries(f *testing.F) {
-	f.Add(AppendExpiries(nil, goldenExpiries()))
-	f.Fuzz(func(t *testing.T, b []byte) {
+	mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{AppendExpiries(nil, goldenExpiries())}, Check: func(t testing.TB, b []byte) bool {
 		expiries, err := DecodeExpiries(b)
 		if err != nil {
-			return
+			mustRefuse(t, err)
+			return false
 		}
 		again, err := DecodeExpiries(AppendExpiries(nil, expiries))
 		if err != nil || !reflect.DeepEqual(expiries, again) {
 			t.Fatalf("%+v became %+v, %v", expiries, again, err)
 		}
-	})
+		return true
+	}})
 }
 
 func FuzzReset(f *testing.F) {
-	f.Add(AppendReset(nil, goldenReset()))
-	f.Fuzz(func(t *testing.T, b []byte) {
+	mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{AppendReset(nil, goldenReset())}, Check: func(t testing.TB, b []byte) bool {
 		r, err := DecodeReset(b)
 		if err != nil {
-			return
+			mustRefuse(t, err)
+			return false
 		}
 		again, err := DecodeReset(AppendReset(nil, r))
 		if err != nil || !reflect.DeepEqual(r, again) {
 			t.Fatalf("%+v became %+v, %v", r, again, err)
 		}
-	})
+		return true
+	}})
 }
 
 func FuzzSnapshot(f *testing.F) {
-	f.Add(goldenTable().Snapshot(nil))
-	f.Fuzz(func(t *testing.T, b []byte) {
+	mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{goldenTable().Snapshot(nil)}, Slowness: 4, Check: func(t testing.TB, b []byte) bool {
 		table := NewTable()
-		if table.Restore(b) != nil {
+		if err := table.Restore(b); err != nil {
+			mustRefuse(t, err)
 			if got, want := table.Snapshot(nil), NewTable().Snapshot(nil); !slices.Equal(got, want) {
 				t.Fatalf("a refused snapshot left % x behind", got)
 			}
-			return
+			return false
 		}
 		first := table.Snapshot(nil)
 		again := NewTable()
 		if err := again.Restore(first); err != nil || !slices.Equal(first, again.Snapshot(nil)) {
 			t.Fatalf("% x became % x, %v", first, again.Snapshot(nil), err)
 		}
-	})
+		return true
+	}})
 }

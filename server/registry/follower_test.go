@@ -2,8 +2,10 @@ package registry
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -16,6 +18,7 @@ import (
 	"time"
 
 	"github.com/jmqio/jmq/server/meta"
+	"github.com/jmqio/jmq/server/servertest/mutate"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -329,7 +332,7 @@ func TestSlowApply(t *testing.T) {
 }
 
 // cacheOf returns a cache file's bytes, and what it holds.
-func cacheOf(t *testing.T) ([]byte, *meta.Snapshot) {
+func cacheOf(t testing.TB) ([]byte, *meta.Snapshot) {
 	t.Helper()
 	store := meta.NewMemory(nil)
 	write(t, store, map[meta.Key]meta.Spec{groupKey("g"): &meta.BrokerGroup{}, topicKey("orders"): &meta.Topic{Partitions: 1, BrokerGroups: []string{"g"}},
@@ -376,8 +379,27 @@ func TestCache(t *testing.T) {
 
 // FuzzCache shows that no bytes crash the reader or make it take much memory.
 func FuzzCache(f *testing.F) {
-	f.Add([]byte(cacheMagic))
-	f.Fuzz(func(t *testing.T, b []byte) { decodeCache("a", b) })
+	good, _ := cacheOf(f)
+	seal := func(b []byte) {
+		if len(b) >= cacheHead {
+			binary.LittleEndian.PutUint64(b[16:], uint64(len(b)-cacheHead))
+			binary.LittleEndian.PutUint32(b[12:], crc32.Checksum(b[16:], castagnoli))
+		}
+	}
+	mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{good, []byte(cacheMagic)}, Seal: seal, Slowness: 20, AllocMost: 4 << 20, Check: func(t testing.TB, b []byte) bool {
+		s, err := decodeCache("a", b)
+		if err != nil {
+			return false
+		}
+		again, err := encodeCache("a", s)
+		if err != nil {
+			t.Fatalf("cannot be written again: %v", err)
+		}
+		if got, err := decodeCache("a", again); err != nil || got.Version != s.Version || got.Generation != s.Generation {
+			t.Fatalf("read again: %v", err)
+		}
+		return true
+	}})
 }
 
 // fullDisk is a cache file on which one call fails.

@@ -33,7 +33,7 @@ type pulled struct {
 func parsePulled(b []byte) (a pulled, err error) {
 	for len(b) > 0 {
 		field, kind, n := protowire.ConsumeTag(b)
-		if n < 0 {
+		if n < 0 || field > protowire.MaxValidNumber {
 			return a, errPulled
 		}
 		b = b[n:]

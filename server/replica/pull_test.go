@@ -1,10 +1,12 @@
 package replica
 
 import (
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/jmqio/jmq/server/servertest/mutate"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -34,13 +36,16 @@ func TestPullHeaders(t *testing.T) {
 // FuzzPulled: any bytes are an answer to a pull or not, as the generated code says.
 func FuzzPulled(f *testing.F) {
 	b, _ := proto.Marshal(&wire.PullResponse{Epoch: 1, From: 2, Committed: 3, Begin: 4, InSync: true, Transfer: "b"})
-	f.Add(b)
-	f.Add([]byte{0xff})
-	f.Fuzz(func(t *testing.T, b []byte) {
+	mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{b, {0xff}}, Check: func(t testing.TB, b []byte) bool {
 		a, err := parsePulled(b)
 		var m wire.PullResponse
-		if proto.Unmarshal(b, &m) == nil && err == nil && (a.epoch != m.Epoch || a.from != m.From || a.committed != m.Committed || a.begin != m.Begin || string(a.transfer) != m.Transfer) {
+		if merr := proto.Unmarshal(b, &m); merr != nil && err == nil && !strings.Contains(merr.Error(), "UTF-8") {
+			t.Errorf("%x: %+v, generated %v", b, a, merr)
+		} else if merr == nil && err != nil {
+			t.Errorf("%x: %v, generated %v", b, err, &m)
+		} else if merr == nil && (a.epoch != m.Epoch || a.from != m.From || a.committed != m.Committed || a.begin != m.Begin || string(a.transfer) != m.Transfer) {
 			t.Errorf("%x: %+v, generated %v", b, a, &m)
 		}
-	})
+		return err == nil
+	}})
 }

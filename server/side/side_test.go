@@ -1,10 +1,12 @@
 package side
 
 import (
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"flag"
 	"fmt"
+	"hash/crc32"
 	"math/rand/v2"
 	"os"
 	"reflect"
@@ -18,6 +20,7 @@ import (
 	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/journal/journaltest"
 	"github.com/jmqio/jmq/server/offset"
+	"github.com/jmqio/jmq/server/servertest/mutate"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -37,7 +40,7 @@ func seeded(t *testing.T) *rand.Rand {
 
 const dir = "/side"
 
-func newFS(t *testing.T, mem *vfs.MemFS) *journaltest.FS {
+func newFS(t testing.TB, mem *vfs.MemFS) *journaltest.FS {
 	f := journaltest.New(mem)
 	if err := f.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
@@ -52,7 +55,7 @@ func newFS(t *testing.T, mem *vfs.MemFS) *journaltest.FS {
 	return f
 }
 
-func mustOpen(t *testing.T, o Options) *File {
+func mustOpen(t testing.TB, o Options) *File {
 	t.Helper()
 	o.Dir = dir
 	f, err := Open(o)
@@ -381,17 +384,17 @@ func TestFull(t *testing.T) {
 
 // FuzzDecode: whatever a peer sends is decoded to something that encodes to the same again, or refused.
 func FuzzDecode(f *testing.F) {
+	seeds := [][]byte{{kindHandOffs, 0}}
 	for _, e := range goldenEntries() {
-		f.Add(appendParts(nil, &e, func(b []byte) []byte { return b }))
+		seeds = append(seeds, appendParts(nil, &e, func(b []byte) []byte { return b }))
 	}
-	f.Add([]byte{kindHandOffs, 0})
-	f.Fuzz(func(t *testing.T, b []byte) {
+	mutate.Fuzz(f, mutate.Decoder{Seeds: seeds, Check: func(t testing.TB, b []byte) bool {
 		e, err := Decode(b)
 		if err != nil {
 			if !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrVersion) {
 				t.Fatal(err)
 			}
-			return
+			return false
 		}
 		for _, v := range e.Ends {
 			if v.Range.Len() == 0 || v.Group == 0 {
@@ -403,7 +406,73 @@ func FuzzDecode(f *testing.F) {
 				t.Fatalf("%+v", v)
 			}
 		}
-	})
+		return true
+	}})
+}
+
+// FuzzFile opens any bytes as a side file: it is opened or refused as of another version, what it holds can be read, entries can be added, and
+// the next start finds them.
+func FuzzFile(f *testing.F) {
+	fs := newFS(f, nil)
+	o := Options{FS: fs}
+	file := mustOpen(f, o)
+	for _, e := range goldenEntries() {
+		if err := file.Append(&e); err != nil {
+			f.Fatal(err)
+		}
+	}
+	good, err := journaltest.ReadFile(fs, file.path)
+	if err := errors.Join(err, file.Close()); err != nil {
+		f.Fatal(err)
+	}
+	seal := func(b []byte) {
+		if len(b) < fileHeaderBytes {
+			return
+		}
+		binary.LittleEndian.PutUint32(b[fileHeaderBytes-4:], crc32.Checksum(b[:fileHeaderBytes-4], crcTable))
+		nonce := crc32.Checksum(b[12:fileHeaderBytes-4], crcTable)
+		for at := fileHeaderBytes; at+recordHeadBytes <= len(b); {
+			n := int(binary.LittleEndian.Uint32(b[at:]))
+			if n <= recordHeadBytes || n > len(b)-at {
+				return
+			}
+			binary.LittleEndian.PutUint64(b[at+8:], uint64(at))
+			binary.LittleEndian.PutUint32(b[at+4:], crc32.Update(nonce, crcTable, b[at+8:at+n]))
+			at += int(align(int64(n)))
+		}
+	}
+	mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{good, good[:fileHeaderBytes], {}}, Seal: seal, Slowness: 50, Check: func(t testing.TB, b []byte) bool {
+		o := o
+		o.FS = journaltest.Disk(o.Dir, map[string][]byte{FileName: b})
+		file, err := Open(o)
+		if err != nil {
+			if !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrVersion) {
+				t.Fatal(err)
+			}
+			return false
+		}
+		before, err := all(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := file.Append(&Entries{Ends: []End{end(7)}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := file.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if file, err = Open(o); err != nil {
+			t.Fatal(err)
+		}
+		after, err := all(file)
+		if err != nil || after.Len() != before.Len()+1 {
+			t.Fatalf("%d entries, then %d: %v", before.Len(), after.Len(), err)
+		}
+		if err := file.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return before.Len() > 0
+	}})
 }
 
 // TestDecode refuses what is cut anywhere, and parts of a kind that is not known.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/servertest/mutate"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write golden files")
@@ -330,15 +331,34 @@ func TestGolden(t *testing.T) {
 }
 
 func FuzzTopicRecord(f *testing.F) {
-	f.Add(created(topicNumber(7)).Payload)
-	f.Add(created(topicNumber(8)).Payload)
-	f.Add([]byte(strings.Repeat("\x01", 40)))
-	f.Add([]byte{})
-	f.Fuzz(func(t *testing.T, b []byte) {
+	seeds := [][]byte{created(topicNumber(7)).Payload, created(topicNumber(8)).Payload, []byte(strings.Repeat("\x01", 40)), {}}
+	mutate.Fuzz(f, mutate.Decoder{Seeds: seeds, Check: func(t testing.TB, b []byte) bool {
 		r, err := ParseTopicRecord(b)
 		if err == nil && !bytes.Equal(AppendTopicRecord(nil, &r), b) {
 			t.Fatalf("accepted %x as %+v", b, r)
 		}
-		_ = NewTopics().Restore(b)
-	})
+		return err == nil
+	}})
+}
+
+// FuzzTopics restores any bytes: what is taken is written as something that is taken again.
+func FuzzTopics(f *testing.F) {
+	all := NewTopics()
+	for i := range 4 {
+		if err := all.Apply(created(topicNumber(i + 1))); err != nil {
+			f.Fatal(err)
+		}
+	}
+	mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{all.Snapshot(nil), NewTopics().Snapshot(nil)}, Slowness: 4, Check: func(t testing.TB, b []byte) bool {
+		topics := NewTopics()
+		if topics.Restore(b) != nil {
+			return false
+		}
+		first := topics.Snapshot(nil)
+		again := NewTopics()
+		if err := again.Restore(first); err != nil || !bytes.Equal(again.Snapshot(nil), first) {
+			t.Fatalf("%x becomes %x, %v", first, again.Snapshot(nil), err)
+		}
+		return true
+	}})
 }

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/jmqio/jmq/server/servertest/mutate"
 )
 
 // What is written is read again, from as many goroutines as like; and the check of the file is that of the events.
@@ -255,8 +257,7 @@ func TestLine(t *testing.T) {
 }
 
 // sameLine says whether b was taken apart.
-func sameLine(t *testing.T, b []byte) bool {
-	t.Helper()
+func sameLine(t testing.TB, b []byte) bool {
 	var got, want Event
 	if !got.line(b, map[string]string{}) {
 		return false
@@ -271,8 +272,8 @@ func sameLine(t *testing.T, b []byte) bool {
 
 // FuzzLine is TestLine of any bytes.
 func FuzzLine(f *testing.F) {
-	f.Add([]byte(`{"op":"send","proc":"p","topic":"t","id":"i","hash":"h","index":3,"call":1,"return":2,"result":"ok"}`))
-	f.Fuzz(func(t *testing.T, b []byte) { sameLine(t, b) })
+	seeds := [][]byte{[]byte(`{"op":"send","proc":"p","topic":"t","id":"i","hash":"h","index":3,"call":1,"return":2,"result":"ok"}`)}
+	mutate.Fuzz(f, mutate.Decoder{Seeds: seeds, Check: func(t testing.TB, b []byte) bool { return sameLine(t, b) }})
 }
 
 // FORMAT.md names every field, and its examples are events.
@@ -341,15 +342,17 @@ func (fullDisk) Write([]byte) (int, error) { return 0, errFull }
 
 // FuzzReader: no bytes make the reader or the checker panic.
 func FuzzReader(f *testing.F) {
-	f.Add([]byte(`{"op":"send","proc":"p","topic":"t","id":"i","hash":"h","index":3,"call":1,"return":2,"result":"ok"}` + "\n" +
+	seed := []byte(`{"op":"send","proc":"p","topic":"t","id":"i","hash":"h","index":3,"call":1,"return":2,"result":"ok"}` + "\n" +
 		`{"op":"recv","proc":"c","topic":"t","group":"g","id":"i","hash":"h","index":3,"lease":1,"call":3}` + "\n" +
 		`{"op":"ack","proc":"c","topic":"t","group":"g","index":3,"to":9,"lease":1,"call":3,"return":4,"result":"ok"}` + "\n" +
-		`{"op":"offset","topic":"t","group":"g","index":4,"ranges":[[6,7],[9,18446744073709551615]],"call":5}` + "\n"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if r, err := Check(bytes.NewReader(b)); err == nil {
+		`{"op":"offset","topic":"t","group":"g","index":4,"ranges":[[6,7],[9,18446744073709551615]],"call":5}` + "\n")
+	mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{seed}, Slowness: 20, Check: func(t testing.TB, b []byte) bool {
+		r, err := Check(bytes.NewReader(b))
+		if err == nil {
 			_ = r.String()
 		}
-	})
+		return err == nil
+	}})
 }
 
 // BenchmarkCheck is a history of 100,000 messages, each received by two groups, acked and scanned.

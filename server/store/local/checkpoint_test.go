@@ -20,6 +20,7 @@ import (
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/journal/journaltest"
+	"github.com/jmqio/jmq/server/servertest/mutate"
 	"github.com/jmqio/jmq/server/store"
 )
 
@@ -152,10 +153,7 @@ func FuzzCheckpoint(f *testing.F) {
 	f.Add(good, true)
 	f.Add([]byte{}, false)
 	f.Add(make([]byte, 200), true)
-	f.Fuzz(func(t *testing.T, b []byte, fix bool) {
-		if fix {
-			b = fixSums(slices.Clone(b))
-		}
+	check := func(t testing.TB, b []byte) bool {
 		total := 0
 		_, err := readCheckpoint(bytes.NewReader(b), &checkpointVisitor{
 			runs:      func(_ uint64, list []index.RunID) { total += 16 * len(list) },
@@ -168,7 +166,94 @@ func FuzzCheckpoint(f *testing.F) {
 		if total > len(b) {
 			t.Fatalf("%d bytes out of %d", total, len(b))
 		}
+		return err == nil
+	}
+	mutate.Run(f, mutate.Decoder{Seeds: [][]byte{good, make([]byte, 200)}, Seal: func(b []byte) { fixSums(b) }, Slowness: 4, Check: check})
+	f.Fuzz(func(t *testing.T, b []byte, fix bool) {
+		if fix {
+			b = fixSums(slices.Clone(b))
+		}
+		check(t, b)
 	})
+}
+
+// FuzzSeed reads any bytes as the checkpoint that a copy begins with: a seed or an error that says what it is.
+func FuzzSeed(f *testing.F) {
+	h := checkpointHeader{StoreID: [16]byte{1, 2, 3}, Position: 4096, Epoch: journal.MakeEpoch(1, 2), Created: 1e18}
+	var written bytes.Buffer
+	w := &checkpointWriter{f: inOrder{&written}, buf: h.encodeAs(nil, seedMagic, seedVersion)}
+	w.runs(4096, []index.RunID{{From: 1024, To: 4096}})
+	w.partition(&index.State{Key: index.Key{Topic: 1, Incarnation: 1}, First: 3, Flushed: 128, Last: 7})
+	w.table("topics", []byte("state of topics"))
+	err := w.finish()
+	good := written.Bytes()
+	if _, rerr := ReadSeed(bytes.NewReader(good), int64(len(good))); err != nil || rerr != nil {
+		f.Fatal(err, rerr)
+	}
+	mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{good, {}}, Seal: func(b []byte) { fixSums(b) }, Slowness: 4, Check: func(t testing.TB, b []byte) bool {
+		s, err := ReadSeed(bytes.NewReader(b), int64(len(b)))
+		if err != nil && !errors.Is(err, ErrSeed) && !errors.Is(err, ErrVersion) {
+			t.Fatal(err)
+		}
+		if err == nil && s.Begin > s.Position {
+			t.Fatalf("%+v", s)
+		}
+		return err == nil
+	}})
+}
+
+// FuzzCarried reads any bytes as a carried-forward record: what is taken is carried again as the same bytes.
+func FuzzCarried(f *testing.F) {
+	message, err := appendCarried(nil, &journal.Record{Kind: journal.KindMessages, Position: 800, Epoch: 3, Stored: 5, Payload: []byte("a batch")})
+	if err != nil {
+		f.Fatal(err)
+	}
+	lost := appendCarriedLost(nil, store.Partition{Topic: 1, Incarnation: 2, Partition: 3}, 4, 9, 800, 5)
+	mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{message, lost}, Check: func(t testing.TB, b []byte) bool {
+		c, err := parseCarried(b)
+		if err != nil {
+			if !errors.Is(err, errCarried) {
+				t.Fatal(err)
+			}
+			return false
+		}
+		if c.Kind == journal.KindLost {
+			if p, from, to, err := c.lost(); err == nil {
+				again := appendCarriedLost(nil, p, from, to, c.Position, c.Stored)
+				binary.LittleEndian.PutUint64(again[16:], uint64(c.Epoch)) // a hole has none
+				if !bytes.Equal(again, b) {
+					t.Fatalf("%x became %x", b, again)
+				}
+			} else if !errors.Is(err, errCarried) {
+				t.Fatal(err)
+			}
+		}
+		again, err := appendCarried(nil, &journal.Record{Kind: c.Kind, Position: c.Position, Epoch: c.Epoch, Stored: c.Stored, Payload: c.Payload})
+		if err != nil || !bytes.Equal(again, b) {
+			t.Fatalf("%x became %x, %v", b, again, err)
+		}
+		return true
+	}})
+}
+
+// FuzzFooter reads any bytes as the footer of a segment: what is taken is written as something that says the same.
+func FuzzFooter(f *testing.F) {
+	good := footer{Verified: 5, Records: 7, Messages: 9, First: 1, Last: 4, partitions: map[store.Partition]*span{
+		{Topic: 1, Incarnation: 1}: {3, 9}, {Topic: 2, Incarnation: 4, Partition: 7}: {0, 1},
+	}}
+	empty := footer{}
+	mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{good.encode(nil), empty.encode(nil), {}}, Check: func(t testing.TB, b []byte) bool {
+		f, err := decodeFooter(b)
+		if err != nil {
+			return false
+		}
+		first := f.encode(nil)
+		again, err := decodeFooter(first)
+		if err != nil || !bytes.Equal(again.encode(nil), first) {
+			t.Fatalf("%x, then %x: %v", first, again.encode(nil), err)
+		}
+		return true
+	}})
 }
 
 // fixSums makes the checksums of what looks like a header and blocks right.
@@ -189,15 +274,19 @@ func fixSums(b []byte) []byte {
 }
 
 func FuzzIdentity(f *testing.F) {
-	f.Add(formatIdentity([16]byte{1, 2}))
-	f.Add([]byte("jmq store\nversion 2\n"))
-	f.Add([]byte{})
-	f.Fuzz(func(t *testing.T, b []byte) {
+	seal := func(b []byte) {
+		if n := bytes.LastIndex(b, []byte("sum ")); n >= 0 {
+			copy(b[n:], fmt.Sprintf("sum %08x\n", crc32.Checksum(b[:n], castagnoli)))
+		}
+	}
+	seeds := [][]byte{formatIdentity([16]byte{1, 2}), []byte("jmq store\nversion 2\n"), {}}
+	mutate.Fuzz(f, mutate.Decoder{Seeds: seeds, Seal: seal, Check: func(t testing.TB, b []byte) bool {
 		id, err := parseIdentity(b)
 		if err == nil && !bytes.Equal(formatIdentity(id), b) {
 			t.Fatalf("accepted %q", b)
 		}
-	})
+		return err == nil
+	}})
 }
 
 // TestCheckpointTriggers shows when checkpoints are written: after so many bytes, after so much time when something

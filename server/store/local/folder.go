@@ -348,7 +348,7 @@ func parseIdentity(b []byte) (id [16]byte, err error) {
 	line, sum, _ := strings.Cut(rest, "\n")
 	h, ok := strings.CutPrefix(line, "id ")
 	raw, err := hex.DecodeString(h)
-	if !ok || err != nil || len(raw) != len(id) {
+	if !ok || err != nil || len(raw) != len(id) || h != hex.EncodeToString(raw) {
 		return id, errors.New("has no store id")
 	}
 	body := len(b) - len(sum)
