@@ -375,7 +375,9 @@ func (t *trial) slow(ctx context.Context, of victims) error {
 		return err
 	}
 	for _, n := range nodes {
-		t.disks[n.Name].Slow(time.Duration(5+t.rng.IntN(600)) * time.Millisecond)
+		if err := t.disks[n.Name].Slow(time.Duration(5+t.rng.IntN(600)) * time.Millisecond); err != nil {
+			return err
+		}
 	}
 	t.hold(ctx, 500, 3500)
 	return nil
@@ -389,12 +391,16 @@ func (t *trial) failing(ctx context.Context, of victims) error {
 	}
 	for _, n := range nodes {
 		t.off[n.Name] = true
-		t.disks[n.Name].Fail(true)
+		if err := t.disks[n.Name].Fail(true); err != nil {
+			return err
+		}
 	}
 	t.hold(ctx, 50, 2000)
 	if t.rng.IntN(2) == 0 { // what is not on the disk yet gets there in the end
 		for _, n := range nodes {
-			t.disks[n.Name].Fail(false)
+			if err := t.disks[n.Name].Fail(false); err != nil {
+				return err
+			}
 		}
 		t.hold(ctx, 0, 500)
 	}

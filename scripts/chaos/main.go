@@ -12,6 +12,8 @@ package main
 import (
 	"fmt"
 	"os"
+
+	"github.com/jmqio/jmq/scripts/chaos/disk"
 )
 
 // How the program ends.
@@ -28,6 +30,7 @@ var commands = map[string]func(args []string) int{
 }
 
 func main() {
+	disk.ServeIfAsked()
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
 		fmt.Fprintln(os.Stderr, "usage: chaos check FILE... | chaos run [flags]")
 		os.Exit(exitBad)

@@ -488,11 +488,10 @@ func (t *trial) heal(ctx context.Context) error {
 	}
 	for _, n := range t.Nodes {
 		if d := t.disks[n.Name]; d != nil {
-			d.Slow(0)
+			errs = append(errs, d.Slow(0))
 			if t.off[n.Name] {
 				n.Kill()
-				d.Fail(false)
-				if err := d.PowerOn(); err != nil {
+				if err := errors.Join(d.Fail(false), d.PowerOn()); err != nil {
 					return err
 				}
 				delete(t.off, n.Name)

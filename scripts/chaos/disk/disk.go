@@ -2,7 +2,7 @@
 //
 //	Plain     ext4 or xfs on a loop device over memory. A loss of power stops the file system without flushing its journal (the "going down" ioctl):
 //	          what it had not given to the disk is gone.
-//	Volatile  ext4 on a loop device over a file that this process serves by FUSE: a disk with a cache. A loss of power also takes what was
+//	Volatile  ext4 on a loop device over a file that a process serves by FUSE: a disk with a cache. A loss of power also takes what was
 //	          not flushed, any part of it.
 //
 // It takes root. EnterMounts gives the process a mount namespace of its own first: then nothing is left of all this when it ends, however it does.
@@ -17,10 +17,10 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
-	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 )
 
@@ -39,9 +39,8 @@ type Options struct {
 type Disk struct {
 	o      Options
 	memory *os.File // of a plain disk
-	medium *medium  // of a volatile one
-	server *fuse.Server
-	served string // folder in which medium is a file
+	server *server  // of a volatile one
+	served string   // folder in which it is a file
 
 	loop    *os.File // its device; nil: none
 	mounted bool
@@ -89,9 +88,8 @@ func (d *Disk) make() error {
 	if err := os.MkdirAll(served, 0o700); err != nil {
 		return err
 	}
-	d.medium = newMedium(d.o.Bytes)
 	var err error
-	if d.server, err = d.medium.serve(served); err == nil {
+	if d.server, err = serve(served, d.o.Bytes); err == nil {
 		d.served = served
 	}
 	return err
@@ -100,7 +98,7 @@ func (d *Disk) make() error {
 // attach gives it a loop device. Another process may take the one that is free: then it is tried again.
 func (d *Disk) attach() error {
 	backing := d.memory
-	if d.medium != nil {
+	if d.server != nil {
 		f, err := os.OpenFile(filepath.Join(d.served, imageName), os.O_RDWR, 0)
 		if err != nil {
 			return err
@@ -199,9 +197,8 @@ func (d *Disk) unmount() error {
 
 // PowerOff takes its power. From now on nothing reaches it, and who uses it gets errors.
 func (d *Disk) PowerOff(rng *rand.Rand) error {
-	if d.medium != nil {
-		d.medium.powerOff(rng)
-		return nil
+	if d.server != nil {
+		return d.server.do("off", rng.Int64())
 	}
 	f, err := os.Open(d.o.Mount)
 	if err != nil {
@@ -222,8 +219,10 @@ func (d *Disk) PowerOn() error {
 	if err := errors.Join(d.unmount(), d.detach()); err != nil {
 		return err
 	}
-	if d.medium != nil {
-		d.medium.powerOn()
+	if d.server != nil {
+		if err := d.server.do("on", 0); err != nil {
+			return err
+		}
 	}
 	if err := d.attach(); err != nil {
 		return err
@@ -232,17 +231,19 @@ func (d *Disk) PowerOn() error {
 }
 
 // Slow has each flush of a volatile disk take so long; 0: as ever.
-func (d *Disk) Slow(by time.Duration) {
-	if d.medium != nil {
-		d.medium.slow.Store(int64(by))
+func (d *Disk) Slow(by time.Duration) error {
+	if d.server == nil {
+		return nil
 	}
+	return d.server.do("slow", int64(by))
 }
 
 // Fail has writes to a volatile disk end with an error, or not any more. Its file system may have given up then: PowerOn mends that.
-func (d *Disk) Fail(fails bool) {
-	if d.medium != nil {
-		d.medium.fails.Store(fails)
+func (d *Disk) Fail(fails bool) error {
+	if d.server == nil {
+		return nil
 	}
+	return d.server.do("fail", map[bool]int64{true: 1}[fails])
 }
 
 // ballast takes the room.
@@ -293,7 +294,7 @@ func (d *Disk) Close() error {
 		d.memory = nil
 	}
 	if d.served != "" {
-		errs = append(errs, d.server.Unmount(), os.Remove(d.served))
+		errs = append(errs, unix.Unmount(d.served, 0), d.server.close(), os.Remove(d.served))
 		d.served = ""
 	}
 	return errors.Join(errs...)
@@ -314,13 +315,19 @@ func run(args ...string) error {
 	return fmt.Errorf("%w: no %s", ErrMissing, args[0])
 }
 
-// entered marks a process that EnterMounts has started.
+// entered marks a process that EnterMounts has begun again: its pid, and the descriptor of the mount namespace before.
 const entered = "CHAOS_MOUNTS"
+
+// before is the mount namespace of the process when none of our own was there yet; nil: none is.
+var before atomic.Pointer[os.File]
 
 // EnterMounts has the whole process begin again in a mount namespace of its own, unless it did already. Nothing that was done before lasts, so it is
 // called first.
 func EnterMounts() error {
-	if os.Getenv(entered) == fmt.Sprint(os.Getpid()) {
+	var pid, fd int
+	if _, err := fmt.Sscanf(os.Getenv(entered), "%d %d", &pid, &fd); err == nil && pid == os.Getpid() {
+		unix.CloseOnExec(fd)
+		before.Store(os.NewFile(uintptr(fd), "mounts"))
 		return nil
 	}
 	self, err := os.Executable()
@@ -332,13 +339,26 @@ func EnterMounts() error {
 	if err := OwnMounts(); err != nil {
 		return err
 	}
+	fd, err = unix.Dup(int(before.Load().Fd())) // which stays open
+	if err != nil {
+		return err
+	}
 	// The process goes on as this thread alone.
-	return unix.Exec(self, os.Args, append(os.Environ(), fmt.Sprintf("%s=%d", entered, os.Getpid())))
+	return unix.Exec(self, os.Args, append(os.Environ(), fmt.Sprintf("%s=%d %d", entered, os.Getpid(), fd)))
 }
 
 // OwnMounts gives the calling thread, which must be locked and end with what it does, a mount namespace of its own. Threads that do so from there
 // see what is mounted there later, and others see nothing of theirs.
 func OwnMounts() error {
+	if before.Load() == nil {
+		f, err := os.Open("/proc/thread-self/ns/mnt")
+		if err != nil {
+			return err
+		}
+		if !before.CompareAndSwap(nil, f) {
+			f.Close()
+		}
+	}
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("%w: unshare: %w", ErrMissing, err)
 	}

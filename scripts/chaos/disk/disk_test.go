@@ -18,7 +18,10 @@ import (
 
 var seedFlag = flag.Uint64("seed", 0, "the one seed to run; 0: another each time")
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	ServeIfAsked()
+	goleak.VerifyTestMain(m)
+}
 
 func newRNG(t *testing.T) *rand.Rand {
 	seed := *seedFlag
@@ -184,22 +187,22 @@ func useDisk(o Options, rng *rand.Rand) (err error) {
 		return err
 	}
 	if o.Volatile {
-		d.Slow(50 * time.Millisecond)
+		err := d.Slow(50 * time.Millisecond)
 		begun := time.Now()
-		if err := f.Sync(); err != nil {
+		if err := errors.Join(err, f.Sync()); err != nil {
 			return err
 		}
 		if took := time.Since(begun); took < 50*time.Millisecond {
 			return errors.New("a slow disk was fast")
 		}
-		d.Slow(0)
-		d.Fail(true)
+		if err := errors.Join(d.Slow(0), d.Fail(true)); err != nil {
+			return err
+		}
 		if _, err := f.Write(make([]byte, 4096)); err == nil && f.Sync() == nil {
 			return errors.New("a broken disk took a write")
 		}
-		d.Fail(false)
 		f.Close()
-		return d.PowerOn()
+		return errors.Join(d.Fail(false), d.PowerOn())
 	}
 	return nil
 }
