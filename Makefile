@@ -10,6 +10,7 @@
 #                 CLUSTER=1: through a cluster whose database, registry nodes and brokers are killed (scripts/cluster runs one)
 #   make chaos    schedules of faults on clusters of real processes: make chaos N=1000 FAULTS=kill,pause,slave SEED=1 RESUME=FILE
 #   make fuzz     every fuzz target for FUZZ inputs
+#   make mutations   N mutations for each decoder: make mutations N=100000000 RESUME=FILE
 #   make build | generate | fmt | deps
 
 GO        ?= go
@@ -28,7 +29,7 @@ TOOL      := $(GO) tool -modfile=scripts/tools/go.mod
 # A binary built with -race sleeps one second at its end unless told not to.
 RACE      := GORACE=atexit_sleep_ms=0 $(GO) test -race
 
-.PHONY: run test check bench bench-full demo chaos fuzz deps generate build fmt .bin/demo .bin/chaos
+.PHONY: run test check bench bench-full demo chaos fuzz mutations deps generate build fmt .bin/demo .bin/chaos
 
 run: build .bin/demo
 	@exec .bin/demo -run ./jmq
@@ -81,6 +82,9 @@ demo: build .bin/demo
 
 fuzz:
 	scripts/fuzz.sh $(FUZZ)
+
+mutations:
+	scripts/mutations.sh $(N) $(RESUME)
 
 deps:
 	scripts/deps.sh
