@@ -1121,3 +1121,21 @@ func TestErrorsOfReplication(t *testing.T) {
 		})
 	}
 }
+
+// A newer route may give a broker group's lanes another pool while a send of the route before looks for another broker group: what it has tried
+// it does not try again in the same round, over and over without a pause.
+func TestLeaveAfterNewerRoute(t *testing.T) {
+	f := &flight{route: &route{}}
+	for _, name := range []string{"bg1", "bg2", "bg3"} {
+		l, p := &lane{brokerGroup: name}, &pool{}
+		l.pool.Store(p)
+		f.route.groups = append(f.route.groups, &routeGroup{pool: p, lanes: []*lane{l}})
+	}
+	for k, g := range f.route.groups {
+		f.target = g.lanes[0]
+		f.target.pool.Store(&pool{})
+		if f.leave(); f.tried != 1<<(k+1)-1 {
+			t.Errorf("after %d broker groups tried is %b", k+1, f.tried)
+		}
+	}
+}

@@ -377,7 +377,6 @@ func (f *flight) prepare() bool {
 // if there is any, and of these one that is near. nil: there is none.
 func (f *flight) elsewhere() *lane {
 	r := f.route
-	now := f.target.pool.Load()
 	var turn uint32
 	if f.lane.isFree() {
 		turn = f.lane.topic.turn.Add(1)
@@ -389,7 +388,7 @@ func (f *flight) elsewhere() *lane {
 	for i := range r.groups {
 		k := (i + int(turn)) % len(r.groups)
 		g := r.groups[k]
-		if g.pool == now || f.tried>>(k%64)&1 != 0 {
+		if g.has(f.target) || f.tried>>(k%64)&1 != 0 {
 			continue
 		}
 		worth := 2 - g.tier
@@ -408,7 +407,7 @@ func (f *flight) elsewhere() *lane {
 		return nil
 	case f.lane.isFree():
 		for _, n := range f.before { // it is known there by its number
-			if n.lane.pool.Load() == best.pool {
+			if best.has(n.lane) {
 				return n.lane
 			}
 		}
@@ -423,7 +422,7 @@ func (l *lane) place() uint32 { return uint32(keyPlace(l.brokerGroup, 1<<16)) + 
 // leave notes that the target's broker group was tried.
 func (f *flight) leave() {
 	for k, g := range f.route.groups {
-		if g.pool == f.target.pool.Load() {
+		if g.has(f.target) {
 			f.tried |= 1 << (k % 64)
 		}
 	}

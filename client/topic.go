@@ -68,6 +68,9 @@ func (r *route) next(n uint32) *lane {
 	return r.groups[r.turns[n%uint32(len(r.turns))]].next()
 }
 
+// has says whether a lane is of the broker group, which it is too when a newer route has given it another pool since.
+func (g *routeGroup) has(l *lane) bool { return g.pool == l.pool.Load() || slices.Contains(g.lanes, l) }
+
 func (g *routeGroup) next() *lane { return g.lanes[g.turn.Add(1)%uint32(len(g.lanes))] }
 
 // byWeight gives each of the groups as many of the turns as its weight says, spread evenly; nil: they have none, or are too many.
