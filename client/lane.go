@@ -746,6 +746,7 @@ func (f *flight) ended(err error, reader *link) {
 		}
 	}
 	var to *lane
+	atHome := pause
 	if again && move && f.mayMove() {
 		f.leave()
 		if most := f.options().retries; most >= 0 && f.moves >= most {
@@ -757,7 +758,7 @@ func (f *flight) ended(err error, reader *link) {
 			to = f.elsewhere()
 		}
 		if to != nil && !f.lane.isFree() && !to.pool.Load().breaker.closed() {
-			to = nil // it waits at home rather than at another one that takes nothing
+			to, pause = nil, atHome // it waits at home rather than at another one that takes nothing
 		}
 	}
 	f.mu.Lock()
