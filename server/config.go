@@ -43,8 +43,8 @@ type Config struct {
 	// Machine names what lives as long as the system's memory does: what a broker did not sync may be gone when it is another one. "": the
 	// system's boot id.
 	Machine string `yaml:"-"`
-	// Listener wraps that of the wire port. nil: as it is.
-	Listener func(net.Listener) net.Listener `yaml:"-"`
+	// Listen wraps how the ports of this node are opened. nil: as it is.
+	Listen func(listen func(address string) (net.Listener, error)) func(address string) (net.Listener, error) `yaml:"-"`
 	// Dial wraps how this node connects to other nodes. nil: as it is.
 	Dial func(dial func(ctx context.Context, address string) (net.Conn, error)) func(ctx context.Context, address string) (net.Conn, error) `yaml:"-"`
 }

@@ -189,9 +189,6 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if wrap := s.config.Listener; wrap != nil {
-		wireListener = wrap(wireListener)
-	}
 	s.wireAddress = wireListener.Addr().String()
 	handed := false // to the sockets, which close it
 	defer func() {
@@ -371,6 +368,9 @@ func (s *Server) listen(ctx context.Context, key, address string, authenticates 
 	open := listener.Listen
 	if authenticates || s.config.Node.Auth.InsecureWithoutAuthentication {
 		open = listener.ListenAnywhere
+	}
+	if wrap := s.config.Listen; wrap != nil {
+		open = wrap(open)
 	}
 	deadline := time.Now().Add(bindWait)
 	for told := false; ; told = true {

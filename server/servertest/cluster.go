@@ -38,8 +38,10 @@ type ClusterOptions struct {
 	DSN string
 	// Store gives each registry node its metadata in place of a database. nil: the database.
 	Store func(registry int) meta.Store
-	Auth  bool // everybody must say who he is
-	TLS   bool // connections are encrypted
+	// Network joins the nodes, which must have slaves then. nil: TCP.
+	Network *Network
+	Auth    bool // everybody must say who he is
+	TLS     bool // connections are encrypted
 	// Each changes the configuration of a node. nil: nothing.
 	Each Option
 }
@@ -68,7 +70,7 @@ func StartCluster(t testing.TB, o ClusterOptions) *Cluster {
 		c.Authority = NewAuthority(t)
 	}
 	if o.Slaves > 0 {
-		c.Links = newLinks()
+		c.Links = newLinks(o.Network)
 	}
 	file := filepath.Join(t.TempDir(), "metadata.db")
 	for i := range o.Registries {
@@ -169,7 +171,7 @@ func (c *Cluster) node(name string, role server.Role) Option {
 			s.Node.TLS.CertFile, s.Node.TLS.KeyFile = c.Authority.Issue(c.t, name, "")
 		}
 		if c.Links != nil {
-			s.Dial, s.Listener = c.Links.dialer(name), c.Links.accepts(name)
+			s.Dial, s.Listen = c.Links.dialer(name), c.Links.listens(name)
 		}
 		if c.o.Each != nil {
 			c.o.Each(s)

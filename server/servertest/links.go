@@ -12,6 +12,8 @@ import (
 // Links are the connections between the nodes of a cluster, and those of clients to nodes. They can be cut between two nodes, one way too, and a
 // node can stand still or be gone, as its process would.
 type Links struct {
+	network *Network // nil: TCP
+
 	mu struct {
 		sync.Mutex
 		changed *sync.Cond
@@ -23,8 +25,8 @@ type Links struct {
 	}
 }
 
-func newLinks() *Links {
-	l := &Links{}
+func newLinks(n *Network) *Links {
+	l := &Links{network: n}
 	l.mu.changed = sync.NewCond(&l.mu)
 	l.mu.names, l.mu.cut, l.mu.paused, l.mu.gone, l.mu.conns = map[string]string{}, map[[2]string]bool{}, map[string]bool{}, map[string]bool{}, map[*linked]struct{}{}
 	return l
@@ -99,6 +101,9 @@ func (c *linked) Close() error {
 // dialer is server.Config.Dial of a node.
 func (l *Links) dialer(self string) func(func(context.Context, string) (net.Conn, error)) func(context.Context, string) (net.Conn, error) {
 	return func(dial func(context.Context, string) (net.Conn, error)) func(context.Context, string) (net.Conn, error) {
+		if l.network != nil {
+			dial = l.network.Dial
+		}
 		return func(ctx context.Context, address string) (net.Conn, error) {
 			l.mu.Lock()
 			peer := l.mu.names[address]
@@ -134,9 +139,20 @@ func (l *Links) Client(name string) client.Option {
 	return client.WithDialer(dial)
 }
 
-// accepts is server.Config.Listener of a node.
-func (l *Links) accepts(self string) func(net.Listener) net.Listener {
-	return func(n net.Listener) net.Listener { return &linkedListener{n, l, self} }
+// listens is server.Config.Listen of a node.
+func (l *Links) listens(self string) func(func(string) (net.Listener, error)) func(string) (net.Listener, error) {
+	return func(listen func(string) (net.Listener, error)) func(string) (net.Listener, error) {
+		if l.network != nil {
+			listen = l.network.Listen
+		}
+		return func(address string) (net.Listener, error) {
+			n, err := listen(address)
+			if err != nil {
+				return nil, err
+			}
+			return &linkedListener{n, l, self}, nil
+		}
+	}
 }
 
 type linkedListener struct {
@@ -195,6 +211,21 @@ func (l *Links) vanish(node string) {
 				c.closed = true
 				conns = append(conns, c.Conn)
 				delete(l.mu.conns, c)
+			}
+		}
+	})
+	for _, c := range conns {
+		_ = c.Close()
+	}
+}
+
+// Reset ends the connections between two nodes, those of a node with itself being all that it has. They can be made again.
+func (l *Links) Reset(a, b string) {
+	var conns []*linked
+	l.change(func() {
+		for c := range l.mu.conns {
+			if c.self == a && (c.peer == b || a == b) || c.self == b && c.peer == a {
+				conns = append(conns, c)
 			}
 		}
 	})

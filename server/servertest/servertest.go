@@ -103,17 +103,17 @@ func (s *Server) Stop() {
 
 func (s *Server) end() error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.running == nil {
+	running, stop, ended := s.running, s.stop, s.ended
+	s.running = nil
+	s.mu.Unlock() // whoever looks meanwhile must not wait: under synctest the time would stand still
+	if running == nil {
 		return nil
 	}
-	s.stop()
+	stop()
 	select {
-	case err := <-s.ended:
-		s.running = nil
+	case err := <-ended:
 		return err
 	case <-time.After(within):
-		s.running = nil
 		all := make([]byte, 256<<10)
 		return fmt.Errorf("%w within %v; all goroutines:\n%s", errNotStopped, within, all[:runtime.Stack(all, true)])
 	}

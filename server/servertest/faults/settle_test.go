@@ -25,17 +25,20 @@ import (
 // heal ends every fault: links, disks, database, nodes that are stopped.
 func (x *trial) heal() {
 	x.Links.Heal()
-	for _, s := range append(x.Registries[:1:1], x.g.Brokers...) {
+	for _, s := range x.nodes() {
 		x.Links.Resume(s.Name())
 	}
 	x.database.Fail(nil)
-	for _, s := range append(x.Registries[:1:1], x.g.Brokers...) {
+	for _, s := range x.nodes() {
 		if x.down[s] {
 			x.up(s)
 		}
 	}
-	for _, b := range x.g.Brokers {
+	for _, b := range x.brokers() {
 		b.Disk().Slow(0)
+	}
+	for _, wrong := range x.clocks {
+		wrong.Store(0)
 	}
 }
 
@@ -51,10 +54,12 @@ func (x *trial) up(s *servertest.Server) {
 func (x *trial) settle() {
 	x.t.Helper()
 	begun := time.Now()
-	x.g.Master()
-	x.goesOn("sends after the fault", 3, topics...)
-	x.g.InSync(x.slaves)
-	x.goesOn("sends with all slaves in sync", 3, topics...)
+	for _, g := range x.Groups {
+		g.Master()
+	}
+	x.goesOn("sends after the fault", 3, x.topics...)
+	x.well()
+	x.goesOn("sends with all slaves in sync", 3, x.topics...)
 	if took := time.Since(begun); took > recoverMost {
 		x.t.Errorf("healed after %v", took.Round(time.Millisecond))
 	} else {
@@ -83,63 +88,48 @@ func (x *trial) judge() *check.Report {
 	x.senders.Wait()
 	admin := x.client("admin")
 	x.await("all groups are drained", recoverMost, func() bool {
-		for _, topic := range topics {
-			ctx, cancel := context.WithTimeout(context.Background(), recoverMost)
-			lags, err := admin.GroupLag(ctx, topic, group)
-			cancel()
-			if err != nil || len(lags) == 0 {
-				return false
-			}
-			for _, l := range lags {
-				if l.Lag > 0 {
+		for _, topic := range x.topics {
+			for _, g := range x.groups {
+				ctx, cancel := context.WithTimeout(context.Background(), recoverMost)
+				lags, err := admin.GroupLag(ctx, topic, g)
+				cancel()
+				if err != nil || len(lags) < len(x.Groups) {
 					return false
+				}
+				for _, l := range lags {
+					if l.Lag > 0 {
+						return false
+					}
 				}
 			}
 		}
 		return true
 	})
-	for _, topic := range topics {
-		x.event(check.Event{Op: check.OpDrain, Topic: topic, Group: group, Call: now()})
+	for _, topic := range x.topics {
+		for _, g := range x.groups {
+			x.event(check.Event{Op: check.OpDrain, Topic: topic, Group: g, Call: now()})
+		}
 	}
 	x.observe(admin)
 	x.balance(admin)
 	x.stop()
 	x.working.Wait()
-	committed := x.g.SameEnds()
-	for _, st := range x.g.Status() {
+	committed := map[*servertest.ReplicaGroup]journal.Position{}
+	for _, g := range x.Groups {
+		committed[g] = journal.Position(g.SameEnds())
+	}
+	for _, st := range x.status() {
 		for _, s := range st.GetSlaves() {
 			if s.LagBytes > 0 {
 				x.t.Errorf("slave %s lags by %d bytes", s.Broker, s.LagBytes)
 			}
 		}
 	}
-	for _, b := range x.g.Brokers {
+	for _, b := range x.brokers() {
 		b.Stop()
 	}
-	copies := map[string][]sum{}
-	least := -1
-	for _, b := range x.g.Brokers {
-		sums, err := x.journalOf(b, journal.Position(committed))
-		if err != nil {
-			x.t.Errorf("the journal of %s: %v", b.Name(), err)
-			continue
-		}
-		copies[b.Name()] = sums
-		if least < 0 || len(sums) < least {
-			least = len(sums)
-		}
-		if err := x.autopsy(b); err != nil {
-			x.t.Errorf("the store of %s: %v", b.Name(), err)
-		}
-	}
-	for name, sums := range copies {
-		for i := 0; i < least; i += sumRecords {
-			all := crc32.NewIEEE()
-			for _, s := range sums[i:min(i+sumRecords, least)] {
-				fmt.Fprintln(all, s)
-			}
-			x.event(check.Event{Op: check.OpCopy, Proc: name, Index: uint64(i), To: uint64(min(i+sumRecords, least)), Hash: fmt.Sprintf("%08x", all.Sum32()), Call: now()})
-		}
+	for _, g := range x.Groups {
+		x.compare(g, committed[g])
 	}
 	k := check.NewChecker()
 	for _, e := range x.mu.events {
@@ -150,42 +140,75 @@ func (x *trial) judge() *check.Report {
 	return k.Report()
 }
 
-// observe notes where the group stands.
-func (x *trial) observe(admin *client.Client) {
+// compare looks at the disks of a broker group: what they have in common must be the same.
+func (x *trial) compare(g *servertest.ReplicaGroup, committed journal.Position) {
 	x.t.Helper()
-	for _, topic := range topics {
-		ctx, cancel := context.WithTimeout(context.Background(), recoverMost)
-		e := check.Event{Op: check.OpOffset, Topic: topic, Group: group, Call: now()}
-		lags, err := admin.GroupLag(ctx, topic, group)
-		cancel()
+	copies := map[string][]sum{}
+	least := -1
+	for _, b := range g.Brokers {
+		sums, err := x.journalOf(b, committed)
 		if err != nil {
-			x.t.Errorf("group lag: %v", err)
+			x.t.Errorf("the journal of %s: %v", b.Name(), err)
+			continue
 		}
-		e.Return = now()
-		for _, l := range lags {
-			if l.Consumed == 0 { // else it is not told which
-				e.Partition, e.Index = l.Partition, l.AckOffset
-				x.event(e)
+		copies[b.Name()] = sums
+		if least < 0 || len(sums) < least {
+			least = len(sums)
+		}
+		if err := x.autopsy(g, b); err != nil {
+			x.t.Errorf("the store of %s: %v", b.Name(), err)
+		}
+	}
+	for name, sums := range copies {
+		for i := 0; i < least; i += sumRecords {
+			all := crc32.NewIEEE()
+			for _, s := range sums[i:min(i+sumRecords, least)] {
+				fmt.Fprintln(all, s)
 			}
+			x.event(check.Event{
+				Op: check.OpCopy, Proc: name, BrokerGroup: g.Name, Index: uint64(i), To: uint64(min(i+sumRecords, least)), Hash: fmt.Sprintf("%08x", all.Sum32()), Call: now(),
+			})
 		}
 	}
 }
 
-// balance notes what the group is said to have left.
+// observe notes where the groups stand.
+func (x *trial) observe(admin *client.Client) {
+	x.t.Helper()
+	x.lags(admin, func(e check.Event, l client.PartitionLag) {
+		if l.Consumed == 0 { // else it is not told which
+			e.Op, e.Index = check.OpOffset, l.AckOffset
+			x.event(e)
+		}
+	})
+}
+
+// balance notes what the groups are said to have left.
 func (x *trial) balance(admin *client.Client) {
 	x.t.Helper()
-	for _, topic := range topics {
-		ctx, cancel := context.WithTimeout(context.Background(), recoverMost)
-		e := check.Event{Op: check.OpBalance, Topic: topic, Group: group, Call: now()}
-		lags, err := admin.GroupLag(ctx, topic, group)
-		cancel()
-		if err != nil {
-			x.t.Errorf("group lag: %v", err)
-		}
-		e.Return = now()
-		for _, l := range lags {
-			e.Partition, e.Index, e.To, e.Pending = l.Partition, l.First, l.End, l.Lag
-			x.event(e)
+	x.lags(admin, func(e check.Event, l client.PartitionLag) {
+		e.Op, e.Index, e.To, e.Pending = check.OpBalance, l.First, l.End, l.Lag
+		x.event(e)
+	})
+}
+
+// lags asks where the groups stand.
+func (x *trial) lags(admin *client.Client, each func(check.Event, client.PartitionLag)) {
+	x.t.Helper()
+	for _, topic := range x.topics {
+		for _, g := range x.groups {
+			ctx, cancel := context.WithTimeout(context.Background(), recoverMost)
+			e := check.Event{Topic: topic, Group: g, Call: now()}
+			lags, err := admin.GroupLag(ctx, topic, g)
+			cancel()
+			if err != nil {
+				x.t.Errorf("group lag: %v", err)
+			}
+			e.Return = now()
+			for _, l := range lags {
+				e.Partition = x.partition(l.BrokerGroup, l.Partition)
+				each(e, l)
+			}
 		}
 	}
 }
@@ -194,12 +217,18 @@ func (x *trial) balance(admin *client.Client) {
 func (x *trial) masters(ctx context.Context) {
 	for ctx.Err() == nil {
 		call := now()
-		for name, st := range x.g.Status() {
-			if st.GetRole() == "master" {
-				x.event(check.Event{Op: check.OpMaster, Proc: name, Epoch: st.GetEpoch(), Call: call, Return: now()})
+		for _, g := range x.Groups {
+			for name, st := range g.Status() {
+				if st.GetRole() == "master" {
+					x.event(check.Event{Op: check.OpMaster, Proc: name, BrokerGroup: g.Name, Epoch: st.GetEpoch(), Call: call, Return: now()})
+				}
 			}
 		}
-		pause(ctx, 20*time.Millisecond)
+		every := 20 * time.Millisecond
+		if x.network != nil {
+			every = 250 * time.Millisecond
+		}
+		pause(ctx, every)
 	}
 }
 
@@ -247,7 +276,7 @@ func (x *trial) journalOf(b *servertest.Server, committed journal.Position) (sum
 }
 
 // autopsy opens a stopped broker's store with the engine alone, and notes what is there: all messages, and where the group stands.
-func (x *trial) autopsy(b *servertest.Server) (err error) {
+func (x *trial) autopsy(g *servertest.ReplicaGroup, b *servertest.Server) (err error) {
 	offsets := offset.NewTable()
 	at := now()
 	o := x.storeOptions(b)
@@ -257,25 +286,25 @@ func (x *trial) autopsy(b *servertest.Server) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
-	for _, topic := range topics {
+	for _, topic := range x.topics {
 		t, ok := st.Topic(0, topic)
 		if !ok {
 			return fmt.Errorf("it has no topic %s", topic)
 		}
 		key := offset.Topic{ID: uint64(t.ID), Incarnation: t.Incarnation}
 		for p := range uint16(t.Partitions) {
-			for _, g := range offsets.GroupsOf(key) {
-				progress, _, ok := offsets.Progress(g.ID, key, p)
+			for _, of := range offsets.GroupsOf(key) {
+				progress, _, ok := offsets.Progress(of.ID, key, p)
 				if !ok {
-					return fmt.Errorf("group %s has no progress in partition %d of %s", g.Name, p, topic)
+					return fmt.Errorf("group %s has no progress in partition %d of %s", of.Name, p, topic)
 				}
-				e := check.Event{Op: check.OpOffset, Topic: topic, Group: g.Name, Partition: p, Index: uint64(progress.Ack), Call: at, Return: at}
+				e := check.Event{Op: check.OpOffset, Topic: topic, Group: of.Name, Partition: x.partition(g.Name, p), Index: uint64(progress.Ack), Call: at, Return: at}
 				for _, r := range progress.Consumed {
 					e.Ranges = append(e.Ranges, [2]uint64{uint64(r.From), uint64(r.To)})
 				}
 				x.event(e)
 			}
-			if err := x.scan(st, b.Name(), topic, store.Partition{Topic: t.ID, Incarnation: t.Incarnation, Partition: p}, at); err != nil {
+			if err := x.scan(st, g.Name, b.Name(), topic, store.Partition{Topic: t.ID, Incarnation: t.Incarnation, Partition: p}, at); err != nil {
 				return fmt.Errorf("partition %d of %s: %w", p, topic, err)
 			}
 		}
@@ -284,11 +313,12 @@ func (x *trial) autopsy(b *servertest.Server) (err error) {
 }
 
 // scan notes each message of a partition.
-func (x *trial) scan(st *local.Store, proc, topic string, p store.Partition, at int64) error {
+func (x *trial) scan(st *local.Store, brokerGroup, proc, topic string, p store.Partition, at int64) error {
 	first, end, err := st.Bounds(p)
 	if err != nil {
 		return err
 	}
+	partition := x.partition(brokerGroup, p.Partition)
 	var codec wire.Codec
 	var buf []byte
 	for next := first; next < end; {
@@ -314,8 +344,8 @@ func (x *trial) scan(st *local.Store, proc, topic string, p store.Partition, at 
 					return err
 				}
 				x.event(check.Event{
-					Op: check.OpScan, Proc: proc, Topic: topic, Partition: p.Partition, Index: i, Epoch: uint64(epoch),
-					ID: ulid.ULID(m.ID).String(), Key: m.OrderKey, Seq: seqOf(m.Headers), Hash: hash(m.Body), Call: at,
+					Op: check.OpScan, Proc: proc, BrokerGroup: brokerGroup, Topic: topic, Partition: partition, Index: i, Epoch: uint64(epoch),
+					ID: ulid.ULID(m.ID).String(), Key: ordered(topic, m.OrderKey), Seq: seqOf(m.Headers), Hash: hash(m.Body), Call: at,
 				})
 			}
 			if err := it.Err(); err != nil {
@@ -327,7 +357,7 @@ func (x *trial) scan(st *local.Store, proc, topic string, p store.Partition, at 
 		}
 		next = read
 	}
-	x.event(check.Event{Op: check.OpScanned, Proc: proc, Topic: topic, Partition: p.Partition, Index: uint64(first), To: uint64(end), Call: at})
+	x.event(check.Event{Op: check.OpScanned, Proc: proc, Topic: topic, Partition: partition, Index: uint64(first), To: uint64(end), Call: at})
 	return nil
 }
 

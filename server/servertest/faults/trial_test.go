@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -27,7 +29,10 @@ import (
 const (
 	normal     = "orders" // a topic of the default durability
 	replicated = "pairs"  // a topic whose messages are on two machines before they are ok
+	moving     = "bells"  // a topic whose order keys move to another broker group while theirs is away
 	group      = "shop"
+
+	partitions = 2 // that a topic has in a broker group at most
 
 	ackTimeout  = 3 * time.Second
 	answerSlack = ackTimeout / 3 // a lease is noted as no longer than it is
@@ -37,14 +42,19 @@ const (
 
 var topics = []string{normal, replicated}
 
-// trial is a cluster of one broker group under load.
+// trial is a cluster under load.
 type trial struct {
 	*servertest.Cluster
+	shape
 	t        testing.TB
-	g        *servertest.ReplicaGroup
-	slaves   int
+	g        *servertest.ReplicaGroup // the first
+	topics   []string
+	groups   []string // of consumers
 	database *meta.Memory
 	rng      *rand.Rand
+	clocks   map[string]*atomic.Int64 // of nodes: how far they are wrong
+	strict   atomic.Bool              // only one broker group is ill: what may go to others must be ok
+	busy     atomic.Bool              // the load is as much as the clients can do; else they make pauses
 
 	sending, consuming context.Context
 	stopSending, stop  context.CancelFunc
@@ -67,15 +77,28 @@ type shape struct {
 	// oneFolder: the folder is the same at all brokers, each on its own disk in memory, so that disks can be exchanged. What brokers know of the
 	// registry is kept on the real disk and is one file then: not while the registry is away.
 	oneFolder bool
+	// network: in memory, for a trial in simulated time. There are several broker groups then, two registry nodes, and more of everything.
+	network *servertest.Network
 }
 
 func newTrial(t testing.TB, s shape, seed uint64) *trial {
-	x := &trial{t: t, slaves: s.slaves, database: meta.NewMemory(nil), rng: rand.New(rand.NewPCG(seed, 21)), down: map[*servertest.Server]bool{}}
+	x := &trial{t: t, shape: s, database: meta.NewMemory(nil), rng: rand.New(rand.NewPCG(seed, 21)), down: map[*servertest.Server]bool{}}
 	folder := t.TempDir()
-	x.oks, x.got = map[string]*atomic.Int64{}, map[string]*atomic.Int64{}
+	x.oks, x.got, x.clocks = map[string]*atomic.Int64{}, map[string]*atomic.Int64{}, map[string]*atomic.Int64{}
+	x.topics, x.groups = topics, []string{group}
+	registries, brokerGroups := 1, 1
+	x.busy.Store(true)
+	if s.network != nil {
+		registries, brokerGroups = 2, 3
+		x.topics, x.groups = append(x.topics[:2:2], moving), append(x.groups, group+".audit")
+		x.busy.Store(false)
+	}
 	x.Cluster = servertest.StartCluster(t, servertest.ClusterOptions{
-		Slaves: s.slaves, Auto: s.auto, Memory: true, Store: func(int) meta.Store { return x.database },
+		Registries: registries, BrokerGroups: brokerGroups, Slaves: s.slaves, Auto: s.auto, Memory: true, Store: func(int) meta.Store { return x.database }, Network: s.network,
 		Each: func(c *server.Config) {
+			wrong := &atomic.Int64{}
+			x.clocks[c.Node.Name] = wrong
+			c.Now = func() time.Time { return time.Now().Add(time.Duration(wrong.Load())) }
 			c.Broker.Replication.JoinAfter = 200 * time.Millisecond
 			c.Broker.Dispatch.AckTimeout, c.Broker.Dispatch.DisconnectGrace = ackTimeout, 100*time.Millisecond
 			if s.oneFolder {
@@ -85,28 +108,42 @@ func newTrial(t testing.TB, s shape, seed uint64) *trial {
 		},
 	})
 	x.g = x.Groups[0]
-	x.Apply(
-		servertest.Object{Key: servertest.Key(meta.KindTopic, normal), Spec: &meta.Topic{Partitions: 2, BrokerGroups: []string{x.g.Name}}},
-		servertest.Object{Key: servertest.Key(meta.KindTopic, replicated), Spec: &meta.Topic{Partitions: 1, BrokerGroups: []string{x.g.Name}, Durability: meta.DurabilityReplicated}},
-	)
-	x.g.Master()
-	x.g.InSync(s.slaves)
+	var all []string
+	for _, g := range x.Groups {
+		all = append(all, g.Name)
+	}
+	for _, topic := range x.topics {
+		spec := &meta.Topic{Partitions: partitions, BrokerGroups: all}
+		switch topic {
+		case replicated:
+			spec.Partitions, spec.Durability = 1, meta.DurabilityReplicated
+		case moving:
+			spec.OrderKeyAway = meta.OrderKeyMove
+		}
+		x.Apply(servertest.Object{Key: servertest.Key(meta.KindTopic, topic), Spec: spec})
+	}
+	x.well()
 	x.consuming, x.stop = context.WithCancel(context.Background())
 	x.sending, x.stopSending = context.WithCancel(x.consuming)
 	t.Cleanup(x.end)
-	for _, topic := range topics {
-		x.oks[topic], x.got[topic] = &atomic.Int64{}, &atomic.Int64{}
+	for _, topic := range x.topics {
+		x.oks[topic] = &atomic.Int64{}
+		for _, g := range x.groups {
+			x.got[topic+" "+g] = &atomic.Int64{}
+		}
 	}
-	for _, topic := range topics {
+	for _, topic := range x.topics {
 		for i := range 2 {
 			p := x.producer(topic, fmt.Sprintf("%s-%d", topic, i), i*2)
 			x.senders.Go(func() { p.run(x.sending) })
 		}
-		k := x.consumer(topic, topic+"-consumer")
-		if err := k.k.Subscribe(x.consuming); err != nil {
-			t.Fatal(err)
+		for _, g := range x.groups {
+			k := x.consumer(topic, g, topic+"-"+strings.ReplaceAll(g, ".", "-"))
+			if err := k.k.Subscribe(x.consuming); err != nil {
+				t.Fatal(err)
+			}
+			x.working.Go(func() { k.run(x.consuming) })
 		}
-		x.working.Go(func() { k.run(x.consuming) })
 	}
 	x.working.Go(func() { x.masters(x.consuming) })
 	return x
@@ -115,8 +152,8 @@ func newTrial(t testing.TB, s shape, seed uint64) *trial {
 // end stops all load.
 func (x *trial) end() {
 	x.Links.Heal()
-	for _, b := range x.g.Brokers {
-		x.Links.Resume(b.Name())
+	for _, s := range x.nodes() {
+		x.Links.Resume(s.Name())
 	}
 	x.stopSending()
 	x.senders.Wait()
@@ -124,8 +161,28 @@ func (x *trial) end() {
 	x.working.Wait()
 }
 
+// brokers are all of them.
+func (x *trial) brokers() []*servertest.Server {
+	var all []*servertest.Server
+	for _, g := range x.Groups {
+		all = append(all, g.Brokers...)
+	}
+	return all
+}
+
+// nodes are all of them, the registry's first.
+func (x *trial) nodes() []*servertest.Server {
+	return append(slices.Clone(x.Registries), x.brokers()...)
+}
+
+// partition counts those of all broker groups through.
+func (x *trial) partition(brokerGroup string, p uint16) uint16 {
+	i := slices.IndexFunc(x.Groups, func(g *servertest.ReplicaGroup) bool { return g.Name == brokerGroup })
+	return p + partitions*uint16(max(i, 0))
+}
+
 func (x *trial) client(name string) *client.Client {
-	return x.Dial(x.Registries[0].Address()+","+strings.Join(servertest.Addresses(x.g.Brokers), ","), client.WithApp(name), x.Links.Client("clients"))
+	return x.Dial(strings.Join(servertest.Addresses(x.nodes()), ","), client.WithApp(name), x.Links.Client("clients"))
 }
 
 func now() int64 { return time.Now().UnixNano() }
@@ -136,6 +193,14 @@ func seqOf(h client.Headers) uint64 {
 	v, _ := h.Get(headerSeq)
 	n, _ := strconv.ParseUint(v, 10, 64) // 0: without order
 	return n
+}
+
+// ordered is the order key of a message, by which its order is promised; "": by none.
+func ordered(topic, key string) string {
+	if topic == moving {
+		return ""
+	}
+	return key
 }
 
 func (x *trial) event(events ...check.Event) {
@@ -194,6 +259,8 @@ func (p *producer) message() *client.Message {
 	m := &client.Message{Body: append(fmt.Appendf(nil, "%s %d ", p.proc, p.seq), make([]byte, size)...)}
 	if p.keys > 0 {
 		m.OrderKey = p.proc + "-" + strconv.Itoa(p.rng.IntN(p.keys))
+	}
+	if p.keys > 0 && p.topic != moving {
 		m.Headers = client.Headers{{Key: headerSeq, Value: strconv.FormatUint(p.seq, 10)}}
 	}
 	return m
@@ -203,28 +270,38 @@ func (p *producer) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		m := p.message()
 		for {
-			e := check.Event{Op: check.OpSend, Proc: p.proc, Topic: p.topic, Key: m.OrderKey, Seq: seqOf(m.Headers), Hash: hash(m.Body), Call: now(), Result: check.OK}
+			e := check.Event{Op: check.OpSend, Proc: p.proc, Topic: p.topic, Key: ordered(p.topic, m.OrderKey), Seq: seqOf(m.Headers), Hash: hash(m.Body), Call: now(), Result: check.OK}
 			r, err := p.p.Send(context.Background(), m)
 			e.ID, e.Unknown, e.Return = r.MessageID, r.Unknown, now()
 			switch {
 			case err == nil:
-				e.Partition, e.Index = r.Partition, r.Index
+				e.Partition, e.Index = p.x.partition(r.BrokerGroup, r.Partition), r.Index
 				p.x.oks[p.topic].Add(1)
 			case errors.Is(err, client.ErrUnknown):
 				e.Result, e.Reason = check.Unknown, err.Error()
 			default:
 				e.Result, e.Reason = check.Failed, err.Error()
-				if !excused(err) {
+				if !excused(err) || p.x.strict.Load() && (p.keys == 0 || p.topic == moving) {
 					p.x.problem("%s: send: %v", p.proc, err)
 				}
 			}
-			p.x.event(e)
+			if e.ID != "" { // else it was not begun
+				p.x.event(e)
+			}
 			if e.Result != check.Unknown || p.rng.IntN(4) == 0 || ctx.Err() != nil {
 				break
 			}
 			m.ID = r.MessageID
 		}
-		pause(ctx, time.Duration(5+p.rng.IntN(15))*time.Millisecond)
+		most := 20 * time.Millisecond
+		switch {
+		case p.x.network == nil:
+		case p.x.busy.Load():
+			most = 100 * time.Millisecond
+		default:
+			most = 2 * time.Second
+		}
+		pause(ctx, most/4+time.Duration(p.rng.Int64N(int64(most*3/4))))
 	}
 }
 
@@ -240,16 +317,20 @@ func pause(ctx context.Context, d time.Duration) {
 
 // consumer fetches and acks.
 type consumer struct {
-	x     *trial
-	k     *client.Consumer
-	topic string
-	proc  string
+	x    *trial
+	k    *client.Consumer
+	got  *atomic.Int64
+	wait time.Duration
+	proc string
 }
 
-func (x *trial) consumer(topic, proc string) *consumer {
-	c := &consumer{x: x, topic: topic, proc: proc}
-	k, err := x.client(proc).Consumer(topic, client.Group(group), client.Start(client.FromBeginning), client.PollWait(200*time.Millisecond), client.OnGap(func(g client.Gap) {
-		x.event(check.Event{Op: check.OpGap, Proc: proc, Topic: g.Topic, Group: g.Group, Partition: g.Partition, Index: g.From, To: g.To, Reason: g.Reason.String(), Call: now()})
+func (x *trial) consumer(topic, group, proc string) *consumer {
+	c := &consumer{x: x, got: x.got[topic+" "+group], wait: 200 * time.Millisecond, proc: proc}
+	if x.network != nil {
+		c.wait = 5 * time.Second
+	}
+	k, err := x.client(proc).Consumer(topic, client.Group(group), client.Start(client.FromBeginning), client.PollWait(c.wait), client.OnGap(func(g client.Gap) {
+		x.event(check.Event{Op: check.OpGap, Proc: proc, Topic: g.Topic, Group: g.Group, Partition: x.partition(g.BrokerGroup, g.Partition), Index: g.From, To: g.To, Reason: g.Reason.String(), Call: now()})
 	}))
 	if err != nil {
 		x.t.Fatal(err)
@@ -260,7 +341,7 @@ func (x *trial) consumer(topic, proc string) *consumer {
 
 func (c *consumer) run(ctx context.Context) {
 	for ctx.Err() == nil {
-		ds, err := c.k.Fetch(ctx, 50, client.Wait(200*time.Millisecond))
+		ds, err := c.k.Fetch(ctx, 50, client.Wait(c.wait))
 		if err != nil {
 			if ctx.Err() == nil {
 				if !excused(err) {
@@ -276,18 +357,18 @@ func (c *consumer) run(ctx context.Context) {
 		granted := time.Now().Add(-answerSlack)
 		for _, d := range ds {
 			c.x.event(check.Event{
-				Op: check.OpRecv, Proc: c.proc, Topic: d.Topic, Group: d.Group, Partition: *d.Partition, Key: d.OrderKey, ID: d.ID, Seq: seqOf(d.Headers), Index: d.Index,
+				Op: check.OpRecv, Proc: c.proc, Topic: d.Topic, Group: d.Group, Partition: c.x.partition(d.BrokerGroup, *d.Partition), Key: ordered(d.Topic, d.OrderKey), ID: d.ID, Seq: seqOf(d.Headers), Index: d.Index,
 				Epoch: d.Epoch, Lease: d.Lease, Member: d.Member, Hash: hash(d.Body), Call: now(), Granted: granted.UnixNano(), Deadline: granted.Add(ackTimeout).UnixNano(),
 			})
 		}
-		c.x.got[c.topic].Add(int64(len(ds)))
+		c.got.Add(int64(len(ds)))
 		c.ack(ds)
 	}
 }
 
 func (c *consumer) ack(ds []*client.Delivery) {
 	d := ds[0]
-	e := check.Event{Op: check.OpAck, Proc: c.proc, Topic: d.Topic, Group: d.Group, Partition: *d.Partition, Index: d.Index, To: ds[len(ds)-1].Index + 1, Lease: d.Lease,
+	e := check.Event{Op: check.OpAck, Proc: c.proc, Topic: d.Topic, Group: d.Group, Partition: c.x.partition(d.BrokerGroup, *d.Partition), Index: d.Index, To: ds[len(ds)-1].Index + 1, Lease: d.Lease,
 		Member: d.Member, Call: now(), Result: check.OK}
 	ctx, cancel := context.WithTimeout(context.Background(), ackTimeout)
 	defer cancel()
@@ -306,6 +387,24 @@ func (c *consumer) ack(ds []*client.Delivery) {
 	c.x.event(e)
 }
 
+// status is what all brokers say of themselves.
+func (x *trial) status() map[string]*wire.ReplicaStatus {
+	all := map[string]*wire.ReplicaStatus{}
+	for _, g := range x.Groups {
+		maps.Copy(all, g.Status())
+	}
+	return all
+}
+
+// well waits until every broker group has a master that serves, and all slaves in sync.
+func (x *trial) well() {
+	x.t.Helper()
+	for _, g := range x.Groups {
+		g.Master()
+		g.InSync(x.slaves)
+	}
+}
+
 // await waits until good, or fails the test.
 func (x *trial) await(what string, most time.Duration, good func() bool) {
 	x.t.Helper()
@@ -320,7 +419,7 @@ func (x *trial) await(what string, most time.Duration, good func() bool) {
 			x.mu.Lock()
 			last := x.mu.events[max(0, len(x.mu.events)-8):]
 			x.mu.Unlock()
-			x.t.Fatalf("not within %v: %s; brokers %v\nlast events %+v", most, what, x.g.Status(), last)
+			x.t.Fatalf("not within %v: %s; brokers %v\nlast events %+v", most, what, x.status(), last)
 		}
 	}
 }
@@ -328,13 +427,18 @@ func (x *trial) await(what string, most time.Duration, good func() bool) {
 // goesOn waits until n more sends to each topic were ok, and so many messages came.
 func (x *trial) goesOn(what string, n int64, topics ...string) {
 	x.t.Helper()
-	was, had := map[string]int64{}, map[string]int64{}
+	var watched []*atomic.Int64
+	var enough []int64
+	watch := func(a *atomic.Int64) { watched, enough = append(watched, a), append(enough, a.Load()+n) }
 	for _, topic := range topics {
-		was[topic], had[topic] = x.oks[topic].Load(), x.got[topic].Load()
+		watch(x.oks[topic])
+		for _, g := range x.groups {
+			watch(x.got[topic+" "+g])
+		}
 	}
 	x.await(what, recoverMost, func() bool {
-		for _, topic := range topics {
-			if x.oks[topic].Load() < was[topic]+n || x.got[topic].Load() < had[topic]+n {
+		for i, a := range watched {
+			if a.Load() < enough[i] {
 				return false
 			}
 		}
