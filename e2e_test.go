@@ -54,6 +54,10 @@ func environment(more ...string) []string {
 			env = append(env, e)
 		}
 	}
+	// How full the machine's disk is shall not matter.
+	for _, mark := range []string{"WARN", "EARLYDELETE", "REFUSE"} {
+		env = append(env, "JMQ_BROKER_DISK_"+mark+"PERCENT=100")
+	}
 	return append(env, more...)
 }
 

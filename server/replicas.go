@@ -476,18 +476,18 @@ func (x *replicas) turn() (again time.Duration, err error) {
 	switch d.Act {
 	case replica.ActLead:
 		return x.lead(d, met)
-	case replica.ActTerm:
+	case replica.ActTerm, replica.ActSettle:
 		x.say(roleWaiting, d.Why)
 		row, _ := x.row()
 		h, _, err := x.history(x.ctx)
 		if err != nil {
 			return 0, err
 		}
-		_, changed, err := x.ask(x.ctx, term.Ask{Master: x.self(), Term: row.Term, Change: row.Change, Copied: true, Seen: d.Seen, End: uint64(h.End)})
+		_, changed, err := x.ask(x.ctx, d.Ask(x.self(), row, h.End))
 		if err == nil && changed {
 			return 0, nil
 		}
-		x.s.log.Debug("no new term was granted", "err", err)
+		x.s.log.Debug("the registry did not change the row as asked", "err", err)
 		return decideEvery, x.follow(true)
 	case replica.ActCopy:
 		x.say(roleWaiting, d.Why)

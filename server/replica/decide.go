@@ -33,6 +33,7 @@ type Known struct {
 	Met       []Met     // of the others: who has answered
 	// Told is the highest committed position that masters told the registry of, up to Row's term and since the last promotion by force; 0: not known.
 	Told journal.Position
+	Jump uint32 // by how much the own counter of starts is raised; 0: by 1
 	off  rule
 }
 
@@ -44,11 +45,12 @@ const (
 	ActLead              // begin Epoch, and open as master
 	ActFollow            // be a slave of From; "": of whoever says that it is the master
 	ActCopy              // cut the own journal to Cut, take From's records [Cut, To), sync, and decide again
-	ActTerm              // ask the registry for a term: term.Ask with Copied; hear the row, and decide again
+	ActTerm              // ask the registry for a term: Ask; hear the row, and decide again
+	ActSettle            // ask the registry for the row as it is, so that no ask of a former life is carried out any more: Ask; hear the row, and decide again
 )
 
 func (a Act) String() string {
-	return [...]string{"wait", "lead", "follow", "copy", "ask for a term"}[a]
+	return [...]string{"wait", "lead", "follow", "copy", "ask for a term", "ask for what is"}[a]
 }
 
 // Decision is what a broker does now, and why.
@@ -74,11 +76,14 @@ func (s State) hear(self term.Member, r term.Row, off rule) State {
 	}
 	s.Seen = r.Term
 	if r.Master.Broker != self.Broker {
-		s.Granted, s.Grant, s.Forced, s.Fence = 0, term.Member{}, false, false
+		s.Granted, s.Grant, s.Forced, s.Fence, s.Handing = 0, term.Member{}, false, false, 0
 		return s
 	}
 	if s.Granted != r.Term {
-		s.Granted, s.Grant, s.Forced, s.Fence = r.Term, r.Master, r.Forced, r.Fence
+		s.Granted, s.Grant, s.Forced, s.Fence, s.Handing = r.Term, r.Master, r.Forced, r.Fence, 0
+	}
+	if r.Change >= s.Handing {
+		s.Handing = 0
 	}
 	// The grant carries the registry's set; a set of another term says nothing (rule PersistedSetOfTerm).
 	if s.SetTerm != r.Term && !off.off(rulePersistedSetOfTerm) {
@@ -154,7 +159,15 @@ func Decide(k Known) Decision {
 			}
 		}
 	}
-	d.Act, d.Epoch, d.Forced = ActLead, k.History.NextEpoch(k.State.Granted), k.State.Forced
+	if k.State.Handing > 0 && !k.off.off(ruleHandingSettled) {
+		const why = "it was handing over when it ended, and that may still be carried out"
+		if k.Row == nil {
+			return wait("%s: the registry, which knows, is away", why)
+		}
+		d.Act, d.Why = ActSettle, why
+		return d
+	}
+	d.Act, d.Epoch, d.Forced = ActLead, k.History.NextEpoch(k.State.Granted, k.Jump), k.State.Forced
 	d.Why = fmt.Sprintf("it was named master of term %d", k.State.Granted)
 	if k.Auto {
 		d.Set = k.mayHold()
@@ -170,6 +183,17 @@ func (k Known) away() (list []string) {
 		}
 	}
 	return list
+}
+
+// Ask is what the registry is asked for ActTerm and ActSettle.
+func (d Decision) Ask(self term.Member, row term.Row, end journal.Position) term.Ask {
+	a := term.Ask{Master: self, Term: row.Term, Change: row.Change, Seen: d.Seen}
+	if d.Act == ActTerm {
+		a.Copied, a.End = true, uint64(end)
+	} else {
+		a.Set, a.Start = row.Set, row.Start
+	}
+	return a
 }
 
 // behind says why the own journal may not be all that a master of the granted term must have; "": it is. isNew: it cannot count its starts any

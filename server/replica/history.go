@@ -93,11 +93,16 @@ func (h History) MoreComplete(than History) bool {
 	return cmp.Or(cmp.Compare(h.Last(), than.Last()), cmp.Compare(h.End, than.End)) > 0
 }
 
-// NextEpoch is what a master of a term begins: start is its own counter, raised each time it opens its journal (rule StartCounter).
-func (h History) NextEpoch(termGranted uint32) journal.Epoch {
-	start := uint32(1)
+// startJump bounds by how much a start is raised.
+const startJump = 4096
+
+// NextEpoch is what a master of a term begins: start is its own counter, raised by jump, at least 1, each time it opens its journal (rule StartCounter).
+// A jump that nobody can guess keeps the openings of one disk apart that did not know of each other, since an older image of it was brought back: what
+// the one that was forgotten sent is then seen to be another epoch's.
+func (h History) NextEpoch(termGranted, jump uint32) journal.Epoch {
+	start := uint32(0)
 	if last := h.Last(); last.Term() == termGranted {
-		start = last.Start() + 1
+		start = last.Start()
 	}
-	return journal.MakeEpoch(termGranted, start)
+	return journal.MakeEpoch(termGranted, start+max(jump, 1))
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -112,7 +113,7 @@ func OpenMaster(ctx context.Context, n Node, termGranted uint32, forced bool, op
 	}()
 	known := j.Committed()
 	h := historyOf(j)
-	m.epoch = h.NextEpoch(termGranted)
+	m.epoch = h.NextEpoch(termGranted, 1+rand.Uint32N(startJump))
 	if h.Last() >= m.epoch {
 		return nil, fmt.Errorf("%w: the journal ends in epoch %v, and term %d was granted", journal.ErrTerm, h.Last(), termGranted)
 	}
@@ -621,8 +622,15 @@ func (m *Master) asker() {
 
 // ask persists, asks, and takes the answer.
 func (m *Master) ask(ctx context.Context, a term.Ask, persist []term.Member) (row term.Row, changed bool, err error) {
-	if persist != nil {
-		err = m.n.State.Update(func(s *State) { s.Set, s.SetTerm = persist, m.epoch.Term() })
+	if persist != nil || a.To != "" {
+		err = m.n.State.Update(func(s *State) {
+			if persist != nil {
+				s.Set, s.SetTerm = persist, m.epoch.Term()
+			}
+			if a.To != "" {
+				s.Handing = a.Change + 1
+			}
+		})
 	}
 	if err == nil {
 		ctx, cancel := context.WithTimeout(ctx, askTimeout)
@@ -706,6 +714,10 @@ func (m *Master) HandOver(ctx context.Context, to string) (term.Row, error) {
 	m.shut(true)
 	row, err := m.handOver(ctx, to)
 	if err != nil && !m.Stopped() && !errors.Is(err, errUnsettled) {
+		if m.n.State.Get().Handing > 0 {
+			// What cannot be written makes the next start ask the registry, no more.
+			_ = m.n.State.Update(func(s *State) { s.Handing = 0 })
+		}
 		m.shut(false)
 	}
 	return row, err

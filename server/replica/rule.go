@@ -27,8 +27,9 @@ const (
 	ruleNewStoreNewTerm
 	ruleOpenConfirmsTerm
 	ruleOldImage
-	ruleToldStops // "or ends below the committed position ... waits or asks the operator": as masters told the registry
-	ruleFence     // who copies counts what others have only after they promised the term: not in the model, where nothing is under way between brokers
+	ruleToldStops      // "or ends below the committed position ... waits or asks the operator": as masters told the registry
+	ruleHandingSettled // "a refusal of an older request settles nothing about a newer one": across lives too, for hand-overs
+	ruleFence          // who copies counts what others have only after they promised the term: not in the model, where nothing is under way between brokers
 )
 
 // off says whether r is switched off.

@@ -497,6 +497,9 @@ func (n *simNode) known() Known {
 	if n.row != nil && n.w.now.Sub(n.rowAt) < time.Second {
 		k.Row, k.Told = n.row, n.told
 	}
+	if n.w.rand != nil { // another one for each opening
+		k.Jump = 1 + uint32(n.w.ids)%startJump
+	}
 	for _, o := range n.w.nodes {
 		if o == n {
 			continue
@@ -529,8 +532,8 @@ func (n *simNode) decide() {
 		n.connect(n.w.node(d.From))
 	case ActCopy:
 		n.copy(d)
-	case ActTerm:
-		a := term.Ask{Master: n.self(), Term: n.disk.state.Granted, Change: k.Row.Change, Copied: true, Seen: d.Seen, End: uint64(n.disk.end())}
+	case ActTerm, ActSettle:
+		a := d.Ask(n.self(), *k.Row, n.disk.end())
 		n.w.send(n.name, "", func() {
 			if row, _, ok := n.w.reg.compare(a); ok {
 				n.w.send("", n.name, func() { n.hearRow(row) })
@@ -840,6 +843,9 @@ func (n *simNode) tick() {
 func (n *simNode) ask(a term.Ask, persist []term.Member) {
 	if persist != nil && !n.w.off.off(rulePersistSet) {
 		n.disk.state.Set, n.disk.state.SetTerm = persist, a.Term
+	}
+	if a.To != "" {
+		n.disk.state.Handing = a.Change + 1
 	}
 	life := n.life
 	n.w.logf("%s asks for %s of term %d change %d %s", n.name, brokers(a.Set), a.Term, a.Change, a.To)

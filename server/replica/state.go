@@ -36,6 +36,9 @@ type State struct {
 	// Set is the in-sync set with what the registry may hold of it, and counts in SetTerm only. auto broker groups.
 	Set     []term.Member `json:"set,omitempty"`
 	SetTerm uint32        `json:"setTerm,omitempty"`
+	// Handing is one more than the change that the last ask to hand over compared with: until the row has moved on from that, this broker may not be
+	// master any more without having heard of it. 0: nothing was asked, or it is settled.
+	Handing uint64 `json:"handing,omitempty"`
 	// Serving since, unix ns: the broker may have served reads as a slave since it last heard a master. 0: it has not.
 	Serving int64 `json:"serving,omitempty"`
 }

@@ -312,8 +312,8 @@ func (n *Node) Start(ctx context.Context) error {
 			return n.StartSlave(ctx)
 		case replica.ActLead:
 			return n.open(ctx, k.State.Granted, d.Forced)
-		case replica.ActTerm:
-			if _, _, err := n.g.Registry.ask(term.Ask{Master: node.Self, Term: k.Row.Term, Change: k.Row.Change, Copied: true, Seen: d.Seen, End: uint64(k.History.End)}); err != nil {
+		case replica.ActTerm, replica.ActSettle:
+			if _, _, err := n.g.Registry.ask(d.Ask(node.Self, *k.Row, k.History.End)); err != nil {
 				return err
 			}
 		}
