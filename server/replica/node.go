@@ -46,12 +46,9 @@ func (n Node) withDefaults() Node {
 	return n
 }
 
-// termLeap is how far above the highest term that a broker met a peer's may be. Each change of master adds one, and there is none after the last.
-const termLeap = 1 << 20
-
-// Near refuses a term that cannot be, before it is promised for good.
+// Near refuses a term that cannot be (term.Leap), before it is promised for good.
 func (f *StateFile) Near(t uint32) error {
-	if seen := f.Seen(); t > seen && t-seen > termLeap {
+	if seen := f.Seen(); t > seen && t-seen > term.Leap {
 		return wire.Errorf(wire.CodeInvalid, "term %d is far above %d, the highest that was met", t, seen)
 	}
 	return nil

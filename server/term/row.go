@@ -89,8 +89,15 @@ func (r Row) Compare(a Ask, seen uint32, generation uint64) (Row, error) {
 	return r, nil
 }
 
+// Leap is how far above the highest term that is known one that somebody says he met may be. Each change of master adds one, and there is none after the
+// last, so a term above that is not believed.
+const Leap = 1 << 20
+
 // grant names m master of a term higher than any that was met; it carries the set that was (rule GrantNamesBoot: with m's boot and store).
 func (r Row) grant(m Member, set []Member, seen uint32, forced bool) Row {
+	if seen > r.Term && seen-r.Term > Leap {
+		seen = 0
+	}
 	set = slices.DeleteFunc(slices.Clone(set), func(s Member) bool { return s.Broker == m.Broker })
 	return Row{Term: max(r.Term, seen) + 1, Master: m, Forced: forced, Set: set, Change: r.Change + 1, Generation: r.Generation, Committed: r.Committed}
 }

@@ -172,3 +172,12 @@ func TestConfirm(t *testing.T) {
 		t.Errorf("%v %+v", changed, got)
 	}
 }
+
+// TestLeap: a term that cannot have been met is not believed, so that there is always one to come.
+func TestLeap(t *testing.T) {
+	for _, x := range []struct{ met, want uint32 }{{0, 4}, {9, 10}, {3 + Leap, 4 + Leap}, {4 + Leap, 4}, {1<<32 - 1, 4}} {
+		if got := row().grant(b, nil, x.met, false).Term; got != x.want {
+			t.Errorf("with term %d met: %d, want %d", x.met, got, x.want)
+		}
+	}
+}
