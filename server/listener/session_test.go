@@ -694,7 +694,7 @@ func FuzzSession(f *testing.F) {
 		[]byte("GET / HTTP/1.1\r\n\r\n"),
 		[]byte(strings.Repeat("\x00", 40)),
 	}
-	handler := wire.NewHandler(wire.Services{Broker: &fakeBroker{}, Admin: &fakeBroker{}}, wire.HandlerOptions{})
+	handler := wire.NewHandler(wire.Services{Broker: &fakeBroker{}}, wire.HandlerOptions{})
 	mutate.Fuzz(f, mutate.Decoder{Seeds: seeds, Slowness: 50, Check: func(t testing.TB, b []byte) bool {
 		client, server := net.Pipe()
 		s := handler.NewSession(server, wire.SessionOptions{})
