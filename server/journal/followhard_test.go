@@ -119,7 +119,7 @@ func TestBoundsForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	moved := 0
-	for p := Position(0); p < a.end(); p += 1000 {
+	for p := Position(0); p < a.end(); p += 8 {
 		before := j.Committed()
 		j.SetCommitted(p)
 		if c := j.Committed(); c > p || c < before {
