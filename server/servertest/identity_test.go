@@ -293,6 +293,19 @@ func TestTLS(t *testing.T) {
 		}
 	}
 	shop := c.Dial(b.Address(), client.WithTLSFiles(authority.CAFile, cert, key))
+	early, err := shop.Consumer("orders", client.Group("shop"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var refused error
+	for stop := time.Now().Add(within); time.Now().Before(stop); time.Sleep(20 * time.Millisecond) { // and makes the topic a moment later
+		if refused = early.Subscribe(t.Context()); refused == nil {
+			break
+		}
+	}
+	if refused != nil {
+		t.Fatal(refused)
+	}
 	f := startFlow(t, shop, shop, "orders", "shop")
 	f.goesOn("by TLS, an app known by its certificate", 20)
 
