@@ -62,7 +62,7 @@ func campaignOf(args []string) (*campaign, error) {
 	f.StringVar(&resume, "resume", "", "file of rows: what it has of this code is not run again, and what is run is added")
 	f.StringVar(&c.binary, "jmq", "./jmq", "the program")
 	f.StringVar(&c.planted, "planted", "", "bug that a -jmq built with the tag planted is to have: the campaign must find it")
-	f.StringVar(&c.dir, "dir", ".bin/chaos", "folder of clusters; what fails is kept there")
+	f.StringVar(&c.dir, "dir", ".bin/campaign", "folder of clusters; what fails is kept there")
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
