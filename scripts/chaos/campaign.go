@@ -18,6 +18,7 @@ import (
 
 	"github.com/jmqio/jmq/scripts/chaos/disk"
 	"github.com/jmqio/jmq/scripts/chaos/netns"
+	"github.com/jmqio/jmq/scripts/testenv"
 )
 
 // lifeSchedules is how many schedules a cluster sees, one after the other, before its disks are looked at.
@@ -82,9 +83,7 @@ func campaignOf(args []string) (*campaign, error) {
 	if c.n == 0 {
 		c.n = 2 * len(c.kinds)
 	}
-	for _, r := range strings.Split(os.Getenv("JMQ_TEST_REQUIRE"), ",") {
-		c.require = c.require || r == "all" || r == "chaos"
-	}
+	c.require = testenv.Required("chaos")
 	c.file = resume
 	var err error
 	if c.binary, err = filepath.Abs(c.binary); err != nil {

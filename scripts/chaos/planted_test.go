@@ -5,11 +5,12 @@ package main
 import (
 	"bytes"
 	"errors"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/jmqio/jmq/scripts/testenv"
 )
 
 // The campaign finds a broker that says ok before it has synced, within 16 schedules of losses of power: a check of the harness itself, from the disk
@@ -29,8 +30,8 @@ func TestPlantedPower(t *testing.T) {
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
-	if strings.Contains(out.String(), "left out: ") && !strings.Contains(os.Getenv("JMQ_TEST_REQUIRE"), "all") {
-		t.Skip(out.String())
+	if strings.Contains(out.String(), "left out: ") {
+		testenv.Missing(t, "chaos", errors.New(out.String()))
 	}
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != exitViolated {

@@ -47,7 +47,7 @@ func MariaDB(t testing.TB) string {
 	server, err := shared.server, shared.err
 	shared.Unlock()
 	if errors.Is(err, ErrMissing) {
-		missing(t, "mysql", err)
+		Missing(t, "mysql", err)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -60,7 +60,7 @@ func NewMariaDB(t testing.TB) *Server {
 	t.Helper()
 	server, err := StartMariaDB(context.Background(), Options{})
 	if errors.Is(err, ErrMissing) {
-		missing(t, "mysql", err)
+		Missing(t, "mysql", err)
 	}
 	if err != nil {
 		t.Fatal(err)

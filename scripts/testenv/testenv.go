@@ -45,11 +45,16 @@ var shared struct {
 	err    error
 }
 
-// missing skips the test, or fails it where the server is required.
-func missing(t testing.TB, server string, err error) {
-	t.Helper()
+// Required reports whether JMQ_TEST_REQUIRE names what, or is all.
+func Required(what string) bool {
 	required := strings.Split(os.Getenv("JMQ_TEST_REQUIRE"), ",")
-	if slices.Contains(required, server) || slices.Contains(required, "all") {
+	return slices.Contains(required, what) || slices.Contains(required, "all")
+}
+
+// Missing skips the test that lacks what, as err says; where it is Required the test fails.
+func Missing(t testing.TB, what string, err error) {
+	t.Helper()
+	if Required(what) {
 		t.Fatalf("%v (JMQ_TEST_REQUIRE asks for it)", err)
 	} else {
 		t.Skip(err)

@@ -101,7 +101,7 @@ func TestMissing(t *testing.T) {
 	}{{"", false}, {"redis", false}, {"redis,mysql", true}, {"all", true}} {
 		t.Setenv("JMQ_TEST_REQUIRE", c.require)
 		r := &recorder{}
-		missing(r, "mysql", ErrMissing)
+		Missing(r, "mysql", ErrMissing)
 		said, other := r.skipped, r.failed
 		if c.fails {
 			said, other = other, said

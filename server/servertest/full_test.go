@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jmqio/jmq/client"
+	"github.com/jmqio/jmq/scripts/testenv"
 	"github.com/jmqio/jmq/server"
 	"github.com/jmqio/jmq/server/servertest/check"
 	"github.com/jmqio/jmq/wire"
@@ -24,12 +25,12 @@ const (
 	fullSendTimeout = 200 * time.Millisecond // of a send, so that its error comes within a second
 )
 
-// smallDisk mounts a disk of its own, and returns its folder. Without the right to do so the test is skipped.
+// smallDisk mounts a disk of its own, and returns its folder. Without the right to do so the test is skipped, or fails where it is required.
 func smallDisk(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := syscall.Mount("jmq-test", dir, "tmpfs", 0, "size="+strconv.Itoa(smallDiskBytes)); err != nil {
-		t.Skipf("a small disk cannot be mounted: %v", err)
+		testenv.Missing(t, "disk", fmt.Errorf("a small disk cannot be mounted: %w", err))
 	}
 	t.Cleanup(func() {
 		if err := syscall.Unmount(dir, 0); err != nil {

@@ -8,12 +8,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/jmqio/jmq/scripts/testenv"
 )
 
 var seedFlag = flag.Uint64("seed", 0, "the one seed to run; 0: another each time")
@@ -119,8 +120,8 @@ func TestDisk(t *testing.T) {
 				done <- err
 			}()
 			err := <-done
-			if errors.Is(err, ErrMissing) && !strings.Contains(os.Getenv("JMQ_TEST_REQUIRE"), "all") {
-				t.Skip(err)
+			if errors.Is(err, ErrMissing) {
+				testenv.Missing(t, "chaos", err)
 			}
 			if err != nil {
 				t.Fatal(err)

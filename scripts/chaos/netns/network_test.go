@@ -7,13 +7,14 @@ import (
 	"net"
 	"os"
 	"runtime"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/jmqio/jmq/scripts/testenv"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -22,8 +23,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func network(t *testing.T, names ...string) *Network {
 	t.Helper()
 	n, err := New(names...)
-	if errors.Is(err, ErrMissing) && !strings.Contains(os.Getenv("JMQ_TEST_REQUIRE"), "all") {
-		t.Skip(err)
+	if errors.Is(err, ErrMissing) {
+		testenv.Missing(t, "chaos", err)
 	}
 	if err != nil {
 		t.Fatal(err)
