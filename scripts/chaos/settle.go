@@ -150,6 +150,7 @@ func (t *trial) same(ctx context.Context) error {
 func (t *trial) autopsy() {
 	for _, g := range t.groups {
 		copies := map[string]map[journal.Position]sum{}
+		derived := derivedCopies{}
 		for _, b := range t.of(g) {
 			// A copy is looked at: opening a store writes.
 			folder := filepath.Join(t.dir, "autopsy", b.Name)
@@ -158,13 +159,14 @@ func (t *trial) autopsy() {
 				copies[b.Name], err = journalOf(folder)
 			}
 			if err == nil {
-				err = t.storeOf(b, folder)
+				err = t.storeOf(b, folder, derived)
 			}
 			if err != nil {
 				t.problem("the disk of %s: %v", b.Name, err)
 			}
 		}
 		t.compare(g, copies)
+		t.compareDerived(g, derived)
 	}
 	_ = os.RemoveAll(filepath.Join(t.dir, "autopsy")) // the originals are there
 }
@@ -218,6 +220,55 @@ func (t *trial) compare(group string, copies map[string]map[journal.Position]sum
 	}
 }
 
+// derivedCopies are the indexes of partitions that copies of a journal gave, by partition and by broker.
+type derivedCopies map[derivedKey]map[string]derivedCopy
+
+type derivedKey struct {
+	topic     string
+	partition uint16
+}
+
+type derivedCopy struct {
+	first   index.Index
+	entries []entry // from first on
+}
+
+// entry is what an index says of a message.
+type entry struct {
+	position journal.Position
+	epoch    journal.Epoch
+	stored   int64
+}
+
+// compareDerived notes what the indexes of a broker group have between the last begin and the first end.
+func (t *trial) compareDerived(group string, derived derivedCopies) {
+	at := now()
+	for k, copies := range derived {
+		var from, to index.Index
+		first := true
+		for _, c := range copies {
+			end := c.first + index.Index(len(c.entries))
+			if first {
+				from, to, first = c.first, end, false
+			}
+			from, to = max(from, c.first), min(to, end)
+		}
+		for name, c := range copies {
+			for i := from; i < to; i += sumRecords {
+				end := min(i+sumRecords, to)
+				all := crc32.NewIEEE()
+				for _, e := range c.entries[i-c.first : end-c.first] {
+					fmt.Fprintln(all, e)
+				}
+				t.event(check.Event{
+					Op: check.OpCopy, Proc: name, BrokerGroup: group, Topic: k.topic, Partition: k.partition, Index: uint64(i), To: uint64(end),
+					Hash: fmt.Sprintf("%08x", all.Sum32()), Call: at,
+				})
+			}
+		}
+	}
+}
+
 func keys[K comparable, V any](m map[K]V) []K {
 	all := make([]K, 0, len(m))
 	for k := range m {
@@ -253,8 +304,8 @@ func journalOf(folder string) (sums map[journal.Position]sum, err error) {
 	return sums, nil
 }
 
-// storeOf opens a store with the engine alone, and notes what is there: all messages, and where the group stands.
-func (t *trial) storeOf(b *localcluster.Node, folder string) (err error) {
+// storeOf opens a store with the engine alone, and notes what is there: all messages, where groups stand, and the index.
+func (t *trial) storeOf(b *localcluster.Node, folder string, derived derivedCopies) (err error) {
 	offsets := offset.NewTable()
 	at := now()
 	o := storeOptions(folder)
@@ -281,8 +332,12 @@ func (t *trial) storeOf(b *localcluster.Node, folder string) (err error) {
 					e.Ranges = append(e.Ranges, [2]uint64{uint64(r.From), uint64(r.To)})
 				}
 				t.event(e)
+				stands := e
+				stands.Op, stands.Proc, stands.BrokerGroup, stands.Ranges, stands.Return = check.OpCopy, b.Name, b.Group, nil, 0
+				stands.Index, stands.To, stands.Hash = 0, 1, fmt.Sprint(progress.Ack, progress.Consumed)
+				t.event(stands)
 			}
-			if err := t.scan(st, b, topic, store.Partition{Topic: at0.ID, Incarnation: at0.Incarnation, Partition: p}, at); err != nil {
+			if err := t.scan(st, b, derived, topic, store.Partition{Topic: at0.ID, Incarnation: at0.Incarnation, Partition: p}, at); err != nil {
 				return fmt.Errorf("partition %d of %s: %w", p, topic, err)
 			}
 		}
@@ -290,13 +345,14 @@ func (t *trial) storeOf(b *localcluster.Node, folder string) (err error) {
 	return nil
 }
 
-// scan notes each message of a partition.
-func (t *trial) scan(st *local.Store, b *localcluster.Node, topic string, p store.Partition, at int64) error {
+// scan notes each message of a partition, and what the index says of it.
+func (t *trial) scan(st *local.Store, b *localcluster.Node, derived derivedCopies, topic string, p store.Partition, at int64) error {
 	first, end, err := st.Bounds(p)
 	if err != nil {
 		return err
 	}
 	partition := t.partition(b.Group, p.Partition)
+	listed := derivedCopy{first: first}
 	var codec wire.Codec
 	var buf []byte
 	for next := first; next < end; {
@@ -320,12 +376,17 @@ func (t *trial) scan(st *local.Store, b *localcluster.Node, topic string, p stor
 					Op: check.OpScan, Proc: b.Name, BrokerGroup: b.Group, Topic: topic, Partition: partition, Index: batch.FirstIndex() + uint64(it.Slot()),
 					ID: ulid.ULID(m.ID).String(), Key: m.OrderKey, Seq: seqOf(m.Headers), Hash: hash(m.Body), Call: at,
 				}
-				_, epoch, err := st.Written(p, index.Index(e.Index))
+				position, epoch, err := st.Written(p, index.Index(e.Index))
+				if err != nil {
+					return err
+				}
+				stored, err := st.Stored(p, index.Index(e.Index))
 				if err != nil {
 					return err
 				}
 				e.Epoch = uint64(epoch)
 				t.event(e)
+				listed.entries = append(listed.entries, entry{position, epoch, stored})
 			}
 			if err := it.Err(); err != nil {
 				return err
@@ -336,6 +397,11 @@ func (t *trial) scan(st *local.Store, b *localcluster.Node, topic string, p stor
 		}
 		next = read
 	}
+	k := derivedKey{topic, partition}
+	if derived[k] == nil {
+		derived[k] = map[string]derivedCopy{}
+	}
+	derived[k][b.Name] = listed
 	t.event(check.Event{Op: check.OpScanned, Proc: b.Name, Topic: topic, Partition: partition, Index: uint64(first), To: uint64(end), Call: at})
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -266,5 +267,28 @@ func TestAckRepeatedLate(t *testing.T) {
 	}
 	if r := checkEvents(t, events[:5]); !slices.Equal(r.Violated(), []string{"C6"}) {
 		t.Errorf("without the other ack:\n%v", r)
+	}
+}
+
+// What is derived from a journal, the index and where groups stand, is the same at all copies, each for itself.
+func TestCopiesOfWhatIsDerived(t *testing.T) {
+	of := func(proc, topic string, partition uint16, group, hash string) Event {
+		return Event{Op: OpCopy, Proc: proc, BrokerGroup: "b1", Topic: topic, Partition: partition, Group: group, Index: 0, To: 100, Hash: hash, Call: 1}
+	}
+	good := []Event{
+		of("b1", "", 0, "", "journal"), of("b1-s1", "", 0, "", "journal"),
+		of("b1", "orders", 0, "", "index 0"), of("b1-s1", "orders", 0, "", "index 0"),
+		of("b1", "orders", 1, "", "index 1"), of("b1-s1", "orders", 1, "", "index 1"),
+		of("b1", "orders", 1, "pay", "group"), of("b1-s1", "orders", 1, "pay", "group"),
+	}
+	if r := checkEvents(t, good); !r.OK() || r.Copies != len(good) {
+		t.Fatalf("%d copies:\n%s", r.Copies, r)
+	}
+	for i, what := range map[int]string{1: "records [0, 100)", 3: "index of orders/0", 5: "index of orders/1", 7: "group pay at orders/1"} {
+		events := slices.Clone(good)
+		events[i].Hash += "x"
+		if c := checkEvents(t, events).Check("C4"); c.Violations != 1 || !strings.Contains(c.Offenders[0], what) || !c.Subjects[0].Concerns(&events[i]) {
+			t.Errorf("copy %d: %+v", i, c)
+		}
 	}
 }

@@ -46,6 +46,7 @@ type (
 	span    struct{ call, ret int64 }
 	copyKey struct {
 		brokerGroup uint32
+		groupKey    // of what is derived from the journal
 		from, to    uint64
 	}
 	// told is a violation that was seen when its event was added.
@@ -368,7 +369,7 @@ func (c *Checker) Add(e Event) error {
 		}
 		c.aways = append(c.aways, a)
 	case OpCopy:
-		k := copyKey{c.names.number(e.BrokerGroup), e.Index, e.To}
+		k := copyKey{c.names.number(e.BrokerGroup), gk, e.Index, e.To}
 		c.copies[k] = append(c.copies[k], copied{proc, c.names.number(e.Hash)})
 	case OpLost:
 		l := c.log(lk)

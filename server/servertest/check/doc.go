@@ -7,7 +7,7 @@
 //	C2 no phantom          what was read was sent before, not refused, and is the same: hash, key, sequence, topic
 //	C3 explained           every further copy in the log, and every further delivery, has a reason, named and counted
 //	C4 indexes             dense, unique, increasing; one index is one message for every reader and replica, for ever;
-//	                       all copies of a journal have the same records
+//	                       all copies of a journal have the same records and index, and groups at the same places
 //	C5 order               per producer and per order key: in the log, and in first receptions of each group
 //	C6 ack state           ack offset and ranges are the acks that were ok; never back without a reset; an ack counts
 //	                       only from who holds the lease; what was acked ok is not given again

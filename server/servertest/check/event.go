@@ -45,7 +45,8 @@ const (
 	// OpAway says that from Call to Return (0: for ever) slave Proc may have given messages and taken acks by itself. Reason is what that explains:
 	// AwayUnmerged, AwayBehind or both ("unmerged, behind"); nothing else does, not even a restart.
 	OpAway Op = "away"
-	// OpCopy says that Proc's copy of the journal has records in [Index, To), and that Hash is their checksum.
+	// OpCopy says that Proc's copy of the journal has records in [Index, To), and that Hash is their checksum. With Topic it is the copy of the index of
+	// a partition, with Group too that of where the group stands.
 	OpCopy Op = "copy"
 	// OpSkip says that [Index, To) ended for Group without being given to it: it is filtered, or has expired. Reason says which.
 	OpSkip Op = "skip"

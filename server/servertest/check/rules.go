@@ -374,11 +374,12 @@ func (c *Checker) indexes(r *Report) *CheckResult {
 	return out
 }
 
-// sameCopies: all copies of a journal have the same records.
+// sameCopies: all copies of a journal have the same records, and what is derived from them is the same.
 func (c *Checker) sameCopies(r *Report, out *CheckResult) {
 	ranges := slices.Collect(maps.Keys(c.copies))
 	slices.SortFunc(ranges, func(a, b copyKey) int {
-		return cmp.Or(cmp.Compare(c.names.name(a.brokerGroup), c.names.name(b.brokerGroup)), cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to))
+		return cmp.Or(cmp.Compare(c.names.name(a.brokerGroup), c.names.name(b.brokerGroup)), c.compareLogs(a.logKey, b.logKey),
+			cmp.Compare(c.names.name(a.group), c.names.name(b.group)), cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to))
 	})
 	for _, k := range ranges {
 		of := c.copies[k]
@@ -388,8 +389,16 @@ func (c *Checker) sameCopies(r *Report, out *CheckResult) {
 		}
 		for _, v := range of[1:] {
 			if v.hash != of[0].hash {
-				out.violate(Subject{Op: OpCopy, BrokerGroup: c.names.name(k.brokerGroup), From: k.from, To: k.to}, "records [%d, %d): %s has %s, and %s has %s", k.from, k.to,
-					c.names.name(of[0].proc), c.names.name(of[0].hash), c.names.name(v.proc), c.names.name(v.hash))
+				about, what := Subject{Op: OpCopy, BrokerGroup: c.names.name(k.brokerGroup), From: k.from, To: k.to}, "records"
+				switch {
+				case k.group != 0:
+					about.Topic, about.Partition, about.Group = c.names.name(k.topic), k.partition, c.names.name(k.group)
+					what = c.groupName(k.groupKey) + ","
+				case k.topic != 0:
+					about.Topic, about.Partition = c.names.name(k.topic), k.partition
+					what = "index of " + c.logName(k.logKey) + ","
+				}
+				out.violate(about, "%s [%d, %d): %s has %s, and %s has %s", what, k.from, k.to, c.names.name(of[0].proc), c.names.name(of[0].hash), c.names.name(v.proc), c.names.name(v.hash))
 			}
 		}
 	}
