@@ -91,7 +91,7 @@ func update(t *testing.T, s meta.Store, writes ...meta.Write) *meta.Snapshot {
 	t.Helper()
 	n, err := s.Update(t.Context(), meta.Change{By: by, Reason: "a test", Writes: writes})
 	if err != nil {
-		t.Fatalf("update %v: %v", writes, err)
+		t.Fatalf("update %d objects, %.300v: %v", len(writes), fmt.Sprint(writes), err)
 	}
 	return n
 }
@@ -102,7 +102,7 @@ func refused(t *testing.T, s meta.Store, code wire.Code, writes ...meta.Write) {
 	n, err := s.Update(t.Context(), meta.Change{By: by, Writes: writes})
 	var ce *wire.CodeError
 	if n != nil || !errors.As(err, &ce) || ce.Code != code {
-		t.Fatalf("update %v: %v, %v; want code %v", writes, n, err, code)
+		t.Fatalf("update %d objects, %.300v: %v, %v; want code %v", len(writes), fmt.Sprint(writes), n, err, code)
 	}
 	if after := s.View(); after.Version != before.Version {
 		t.Fatalf("version %d after a refused change, was %d", after.Version, before.Version)

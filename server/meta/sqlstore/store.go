@@ -20,8 +20,10 @@ const (
 	callTimeout = 3 * time.Second        // of what is asked of the database
 	loadTimeout = 30 * time.Second       // of reading everything, and of changing the schema
 	dialTimeout = 2 * time.Second
-	purgeEvery  = time.Hour
-	tellEvery   = 10 * time.Second // how often the log says at most that the database is away
+	// writeTimeout is what each write of a change may take beside callTimeout.
+	writeTimeout = 10 * time.Millisecond
+	purgeEvery   = time.Hour
+	tellEvery    = 10 * time.Second // how often the log says at most that the database is away
 	// goneFor is how long a deletion is told to those who have seen the object, and a heartbeat of a node that is silent is kept.
 	goneFor  = 24 * time.Hour
 	triesMax = 8

@@ -24,7 +24,7 @@ type planner func(s *meta.Snapshot, now time.Time) (next *meta.Snapshot, changed
 
 // Update is in meta.Store. ctx bounds waiting for other changes, not a transaction that has begun.
 func (s *Store) Update(ctx context.Context, c meta.Change) (*meta.Snapshot, error) {
-	return s.change(ctx, "change metadata", &transaction{s: s, dry: c.DryRun, plan: func(base *meta.Snapshot, now time.Time) (*meta.Snapshot, []*meta.Object, []meta.AuditEntry, error) {
+	return s.change(ctx, "change metadata", &transaction{s: s, dry: c.DryRun, writes: len(c.Writes), plan: func(base *meta.Snapshot, now time.Time) (*meta.Snapshot, []*meta.Object, []meta.AuditEntry, error) {
 		next, changed, audit, _, err := base.Plan(c, now)
 		return next, changed, audit, err
 	}})
@@ -47,7 +47,7 @@ func (s *Store) change(ctx context.Context, doing string, t *transaction) (*meta
 	}
 	defer s.give()
 	// What began may go on when the caller has gone: a commit that nobody waits for is an outcome that nobody knows.
-	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*callTimeout)
+	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*t.timeout())
 	defer cancel()
 	for try := 0; ; try++ {
 		next, err := t.try(own)
@@ -78,9 +78,15 @@ type transaction struct {
 	s          *Store
 	plan       planner
 	dry        bool
+	writes     int  // that it is to make
 	generation bool // the database is taken as it is, and gets the generation that is planned
 	// asked is the version whose commit was asked for and not answered. Its stamp is 0: there is none.
 	asked versionRow
+}
+
+// timeout of a try.
+func (t *transaction) timeout() time.Duration {
+	return callTimeout + time.Duration(t.writes)*writeTimeout
 }
 
 // try makes it once. Errors that are not a *wire.CodeError are of the database: nothing was changed, unless asked is set.
@@ -92,7 +98,7 @@ func (t *transaction) try(ctx context.Context) (*meta.Snapshot, error) {
 	if err := db.replaced(); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, t.timeout())
 	defer cancel()
 	tx, err := db.begin(ctx, false)
 	if err != nil {
