@@ -8,7 +8,7 @@
 #   make bench-full   a large backlog, many topics, recycled segments, a restart, slaves, fail-over: ROWS=backlog,topics
 #   make demo     send an order log while the broker is killed: make demo ORDERS=FILE; RETAIN=1: with a limit for its folder;
 #                 CLUSTER=1: through a cluster whose database, registry nodes and brokers are killed (scripts/cluster runs one)
-#   make chaos    schedules of faults on clusters of real processes: make chaos N=1000 FAULTS=kill,pause,slave SEED=1 RESUME=FILE
+#   make chaos    schedules of faults on clusters of real processes, and in tests: make chaos N=1000 FAULTS=kill,power,slave SEED=1 RESUME=FILE
 #   make fuzz     every fuzz target for FUZZ inputs
 #   make mutations   N mutations for each decoder: make mutations N=100000000 RESUME=FILE
 #   make build | generate | fmt | deps

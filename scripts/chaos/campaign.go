@@ -28,12 +28,14 @@ const lifeSchedules = 8
 type campaign struct {
 	n       int    // schedules in all
 	seed    uint64 // of the first
+	short   bool   // the small version, of the first schedules of every kind
 	file    string // of rows; "": none
 	binary  string
 	planted string // a bug that a program built with the tag planted is to have
 	dir     string // of clusters
 	require bool   // what is missing here is an error
 	kinds   []*kind
+	tests   map[string]string // what was built of them, by package
 	// stopping: no schedule begins any more.
 	stopping atomic.Bool
 
@@ -45,7 +47,8 @@ type campaign struct {
 
 const usage = `usage: chaos run [flags]
 
-Runs schedules of faults on clusters of real processes, with producers and consumers whose history is checked.
+Runs schedules of faults on clusters of real processes, with producers and consumers whose history is checked; and those that are
+tests: of clusters in simulated time, and of the store with its power lost, or with an error, at each call.
 
 `
 
@@ -57,9 +60,9 @@ func campaignOf(args []string) (*campaign, error) {
 		f.PrintDefaults()
 	}
 	var faults, resume string
-	f.IntVar(&c.n, "n", 0, "how many schedules in all; 0: two of each kind")
+	f.IntVar(&c.n, "n", 0, "how many schedules in all, of each kind as many as of the others; 0: the small version, two of each kind")
 	f.Uint64Var(&c.seed, "seed", 1, "of the first schedule of each kind; the next has the next one")
-	f.StringVar(&faults, "faults", "", "kinds of faults, with commas; empty: all of "+strings.Join(kindNames(), ", "))
+	f.StringVar(&faults, "faults", "", "kinds of faults, with commas; empty: all of "+kindNames())
 	f.StringVar(&resume, "resume", "", "file of rows: what it has of this code is not run again, and what is run is added")
 	f.StringVar(&c.binary, "jmq", "./jmq", "the program")
 	f.StringVar(&c.planted, "planted", "", "bug that a -jmq built with the tag planted is to have: the campaign must find it")
@@ -71,16 +74,16 @@ func campaignOf(args []string) (*campaign, error) {
 		return nil, fmt.Errorf("unknown argument %q", f.Arg(0))
 	}
 	if faults == "" {
-		faults = strings.Join(kindNames(), ",")
+		faults = kindNames()
 	}
 	var unknown string
 	if c.kinds, unknown = kindsOf(faults); unknown != "" || len(c.kinds) == 0 {
-		return nil, fmt.Errorf("there is no kind of faults %q: %s", unknown, strings.Join(kindNames(), ", "))
+		return nil, fmt.Errorf("there is no kind of faults %q: they are %s; power, and disk, are all whose names begin so", unknown, kindNames())
 	}
 	if c.n < 0 {
 		return nil, fmt.Errorf("-n is %d", c.n)
 	}
-	if c.n == 0 {
+	if c.short = c.n == 0; c.short {
 		c.n = 2 * len(c.kinds)
 	}
 	c.require = testenv.Required("chaos")
@@ -93,12 +96,12 @@ func campaignOf(args []string) (*campaign, error) {
 	return c, err
 }
 
-func kindNames() []string {
+func kindNames() string {
 	var names []string
 	for i := range kinds {
 		names = append(names, kinds[i].name)
 	}
-	return names
+	return strings.Join(names, ", ")
 }
 
 func runCommand(args []string) int {
@@ -139,8 +142,7 @@ func runCommand(args []string) int {
 	return exitClean
 }
 
-func (c *campaign) run(ctx context.Context) error {
-	var err error
+func (c *campaign) run(ctx context.Context) (err error) {
 	if c.commit, c.digest, err = digest(ctx, "."); err != nil {
 		return err
 	}
@@ -154,7 +156,7 @@ func (c *campaign) run(ctx context.Context) error {
 			if r.Digest == c.digest {
 				c.rows = append(c.rows, r)
 				done[fmt.Sprint(r.Kind, " ", r.Seed)] = true
-				if r.violations() > 0 {
+				if r.Violations() > 0 {
 					c.failed = append(c.failed, fmt.Sprintf("in %s: %s, seed %d", c.file, r.Kind, r.Seed))
 				}
 			}
@@ -167,30 +169,42 @@ func (c *campaign) run(ctx context.Context) error {
 	left := make([][]uint64, len(c.kinds))
 	for i, k := range c.kinds {
 		share := (c.n + len(c.kinds) - 1 - i) / len(c.kinds)
+		if c.short && k.test != nil {
+			share = 1
+		}
 		for s := range uint64(share) {
 			if !done[fmt.Sprint(k.name, " ", c.seed+s)] {
 				left[i] = append(left[i], c.seed+s)
 			}
 		}
 	}
-	for more := true; more; {
+	defer func() {
+		for _, binary := range c.tests {
+			err = errors.Join(err, os.Remove(binary))
+		}
+	}()
+	for more := true; more && err == nil; {
 		more = false
 		for i, k := range c.kinds {
 			if len(left[i]) == 0 || ctx.Err() != nil || c.stopping.Load() {
 				continue
 			}
-			// Seeds of one life follow each other: the shape of the cluster is that of the first of them all.
 			n := 1
-			for n < len(left[i]) && left[i][n]/lifeSchedules == left[i][0]/lifeSchedules {
-				n++
+			if k.test != nil {
+				err = c.test(ctx, k, left[i][0])
+			} else {
+				// Seeds of one life follow each other: the shape of the cluster is that of the first of them all.
+				for n < len(left[i]) && left[i][n]/lifeSchedules == left[i][0]/lifeSchedules {
+					n++
+				}
+				err = c.life(ctx, k, left[i][:n])
 			}
-			err := c.life(ctx, k, left[i][:n])
 			if !c.require && missing(err) {
 				fmt.Fprintf(c.out, "%s: left out: %v\n", k.name, err)
 				n, err = len(left[i]), nil
 			}
-			if err != nil && ctx.Err() == nil {
-				return err
+			if err != nil {
+				break
 			}
 			left[i], more = left[i][n:], true
 		}
@@ -200,8 +214,23 @@ func (c *campaign) run(ctx context.Context) error {
 	for _, f := range c.failed {
 		fmt.Fprintln(c.out, "FAILED:", f)
 	}
-	return context.Cause(ctx)
+	missed := 0
+	for _, seeds := range left {
+		missed += len(seeds)
+	}
+	switch {
+	case err != nil && ctx.Err() == nil:
+		return err
+	case missed > 0 && c.file != "":
+		return fmt.Errorf("%w: %d schedules are left: the same call goes on with them", errStopped, missed)
+	case missed > 0:
+		return fmt.Errorf("%w: %d schedules are left", errStopped, missed)
+	}
+	return nil
 }
+
+// errStopped: not all that was asked for was run.
+var errStopped = errors.New("stopped")
 
 // missing says whether err is of what this machine does not have.
 func missing(err error) bool {
@@ -221,7 +250,7 @@ func (k *kind) shapeOf(seed uint64) shape {
 // life runs schedules on one cluster, looks at its disks, and adds their rows.
 func (c *campaign) life(ctx context.Context, k *kind, seeds []uint64) (err error) {
 	s := k.shapeOf(seeds[0])
-	dir := filepath.Join(c.dir, fmt.Sprintf("%s%d-%s-%d", workPrefix, os.Getpid(), k.name, seeds[0]))
+	dir := c.folder(k, seeds[0])
 	begun := time.Now()
 	t, err := c.begin(ctx, k, s, dir)
 	if err != nil {
@@ -245,12 +274,12 @@ func (c *campaign) life(ctx context.Context, k *kind, seeds []uint64) (err error
 		rows = append(rows, r)
 		fmt.Fprintf(c.out, "%-12s seed %-5d %4.1f s  ok %d, unknown %d, failed %d, again %d, recovery %v: %s\n",
 			k.name, seed, time.Since(begun).Seconds(), r.OK, r.Unknown, r.Failed, r.Duplicate, r.Recovery.Round(time.Millisecond), r.Faults)
-		if r.violations() > 0 {
+		if r.Violations() > 0 {
 			break
 		}
 	}
 	begun = time.Now()
-	well := err == nil && (len(rows) == 0 || rows[len(rows)-1].violations() == 0)
+	well := err == nil && (len(rows) == 0 || rows[len(rows)-1].Violations() == 0)
 	if well {
 		if late := t.same(ctx); late != nil {
 			t.problem("%v", late)
@@ -272,13 +301,22 @@ func (c *campaign) life(ctx context.Context, k *kind, seeds []uint64) (err error
 		c.rows = append(c.rows, rows...)
 		return errors.Join(appendRows(c.file, rows...), os.RemoveAll(dir))
 	}
-	last := rows[len(rows)-1]
-	kept := filepath.Join(c.dir, fmt.Sprintf("failed-%s-%d", k.name, last.Seed))
-	what := fmt.Sprintf("%s, seed %d: %s; kept in %s", k.name, last.Seed, last.Faults, kept)
-	c.failed = append(c.failed, what)
 	c.rows = append(c.rows, rows...)
-	fmt.Fprintf(c.out, "FAILED: %s\n%s\n", what, t.report)
-	return errors.Join(appendRows(c.file, rows...), t.keep(), os.RemoveAll(kept), os.Rename(dir, kept))
+	return errors.Join(appendRows(c.file, rows...), t.keep(), c.fail(&rows[len(rows)-1], dir, t.report))
+}
+
+// fail notes that a schedule showed something, and keeps its folder.
+func (c *campaign) fail(r *row, dir, report string) error {
+	kept := filepath.Join(c.dir, fmt.Sprintf("failed-%s-%d", r.Kind, r.Seed))
+	what := fmt.Sprintf("%s, seed %d: %s; kept in %s", r.Kind, r.Seed, r.Faults, kept)
+	c.failed = append(c.failed, what)
+	fmt.Fprintf(c.out, "FAILED: %s\n%s\n", what, report)
+	return errors.Join(os.RemoveAll(kept), os.Rename(dir, kept))
+}
+
+// folder is that of a cluster or test while it runs.
+func (c *campaign) folder(k *kind, seed uint64) string {
+	return filepath.Join(c.dir, fmt.Sprintf("%s%d-%s-%d", workPrefix, os.Getpid(), k.name, seed))
 }
 
 // workPrefix begins the names of clusters' folders, before the pid of who uses them.

@@ -27,9 +27,10 @@ type fault struct {
 
 const bothWays = check.AwayUnmerged + ", " + check.AwayBehind
 
-// kind is a class of faults, on the clusters that they are for. A seed and a kind name a schedule.
+// kind is a class of faults, on the clusters that they are for, or in a test. A seed and a kind name a schedule.
 type kind struct {
 	name string
+	test *test // nil: real processes, and all that follows
 	// shapes that a cluster of it may have; nil: any.
 	shapes []shape
 	// apart: each node is a host of its own on a network that can be cut.
@@ -57,10 +58,11 @@ var kinds = []kind{
 		{name: "all brokers are killed", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.kill(ctx, 0, allBrokers) }},
 		{name: "all nodes are killed", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.kill(ctx, 0, allNodes) }},
 		{name: "the master is killed three times", do: func(ctx context.Context, t *trial) error {
-			for range 3 {
+			for n := range 3 {
 				if err := t.kill(ctx, 0, masterOf); err != nil {
 					return err
 				}
+				t.times = n + 1
 				if err := t.heal(ctx); err != nil {
 					return err
 				}
@@ -261,6 +263,7 @@ func (t *trial) replaced(ctx context.Context, what func(m *localcluster.Node)) e
 		// Who says of a living master that it is off accepts that what it alone takes is set aside, and sent again elsewhere: no loss, and not what
 		// a receipt says. So nobody is promoted.
 		t.happened[len(t.happened)-1] += " (nobody does)"
+		t.times = 0
 		t.hold(ctx, 500, 2500)
 		return nil
 	}
@@ -306,6 +309,7 @@ var powers = []fault{
 			if err := t.powerNow(m); err != nil {
 				return err
 			}
+			t.times++
 		}
 		return nil
 	}},
@@ -365,6 +369,10 @@ func (t *trial) full(ctx context.Context, of victims) error {
 		}
 	}
 	t.hold(ctx, 200, 3000)
+	if !slices.ContainsFunc(nodes, func(n *localcluster.Node) bool { return t.look(ctx, n).full }) {
+		t.happened[len(t.happened)-1] += " (it has room enough)"
+		t.times = 0
+	}
 	return nil
 }
 

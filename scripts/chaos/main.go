@@ -6,10 +6,15 @@
 //
 //	go run ./scripts/chaos run [-n N] [-faults kill,pause,...] [-seed N] [-resume FILE]
 //
-// runs schedules of faults on clusters of real processes, under load whose history is judged.
+// runs schedules of faults on clusters of real processes, under load whose history is judged, and those that are tests.
+//
+//	go run ./scripts/chaos digest
+//
+// prints the hash of the code that these are about: lines of the same one count together.
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 
@@ -25,15 +30,26 @@ const (
 
 // commands take the arguments after their name, and return how the program ends.
 var commands = map[string]func(args []string) int{
-	"check": checkCommand,
-	"run":   runCommand,
+	"check":  checkCommand,
+	"digest": digestCommand,
+	"run":    runCommand,
 }
 
 func main() {
 	disk.ServeIfAsked()
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: chaos check FILE... | chaos run [flags]")
+		fmt.Fprintln(os.Stderr, "usage: chaos check FILE... | chaos run [flags] | chaos digest")
 		os.Exit(exitBad)
 	}
 	os.Exit(commands[os.Args[1]](os.Args[2:]))
+}
+
+func digestCommand([]string) int {
+	_, sum, err := digest(context.Background(), ".")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "chaos digest:", err)
+		return exitBad
+	}
+	fmt.Println(sum)
+	return exitClean
 }

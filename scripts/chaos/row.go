@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/jmqio/jmq/server/servertest/check"
 )
 
 // row is what one schedule showed: a line of the file of a campaign.
@@ -18,54 +20,47 @@ type row struct {
 	Commit string
 	// Digest is that of server, wire and client: lines of one digest count together.
 	Digest string
-	Seed   uint64
 	Layer  string
-	Kind   string // of faults: with the seed it names the schedule
-	Faults string // what happened, in order
-	// Ops are sends and acks. The next three are of sends.
-	Ops, OK, Unknown, Failed int
-	Lost, Phantom            int // violations of C1 and C2
-	Duplicate                int // further deliveries that have a reason
-	Unexplained              int // and those that have none
-	Reordered                int // violations of C5
-	Other                    int // violations of other checks, unexpected errors, what was not well in time
-	Recovery                 time.Duration
+	Kind   string // with the seed it names the schedule
+	check.Figures
 }
 
 var columns = []string{
-	"commit", "digest", "seed", "layer", "kind", "faults", "ops", "ok", "unknown", "failed", "lost", "phantom", "duplicate", "unexplained", "reordered", "other", "recovery_ms",
+	"commit", "digest", "seed", "layer", "kind", "faults", "ops", "ok", "unknown", "failed", "lost", "phantom", "duplicate", "unexplained", "reordered", "other", "recovery_ms", "count",
 }
 
 func (r *row) numbers() []*int {
 	return []*int{&r.Ops, &r.OK, &r.Unknown, &r.Failed, &r.Lost, &r.Phantom, &r.Duplicate, &r.Unexplained, &r.Reordered, &r.Other}
 }
 
-// violations counts what must not be.
-func (r *row) violations() int { return r.Lost + r.Phantom + r.Unexplained + r.Reordered + r.Other }
-
 func (r *row) fields() []string {
 	f := []string{r.Commit, r.Digest, strconv.FormatUint(r.Seed, 10), r.Layer, r.Kind, r.Faults}
 	for _, n := range r.numbers() {
 		f = append(f, strconv.Itoa(*n))
 	}
-	return append(f, strconv.FormatInt(r.Recovery.Milliseconds(), 10))
+	return append(f, strconv.FormatInt(r.Recovery.Milliseconds(), 10), strconv.Itoa(r.Count))
 }
 
 func parseRow(f []string) (row, error) {
 	if len(f) != len(columns) {
 		return row{}, fmt.Errorf("%d columns, not %d", len(f), len(columns))
 	}
-	r := row{Commit: f[0], Digest: f[1], Layer: f[3], Kind: f[4], Faults: f[5]}
+	r := row{Commit: f[0], Digest: f[1], Layer: f[3], Kind: f[4]}
+	r.Faults = f[5]
 	var err error
 	errs := make([]error, 0, len(columns))
 	r.Seed, err = strconv.ParseUint(f[2], 10, 64)
 	errs = append(errs, err)
+	rest := f[6:]
 	for i, n := range r.numbers() {
-		*n, err = strconv.Atoi(f[6+i])
+		*n, err = strconv.Atoi(rest[i])
 		errs = append(errs, err)
 	}
-	ms, err := strconv.ParseInt(f[len(f)-1], 10, 64)
+	rest = rest[len(r.numbers()):]
+	ms, err := strconv.ParseInt(rest[0], 10, 64)
+	errs = append(errs, err)
 	r.Recovery = time.Duration(ms) * time.Millisecond
+	r.Count, err = strconv.Atoi(rest[1])
 	return r, errors.Join(append(errs, err)...)
 }
 
@@ -136,11 +131,12 @@ func appendRows(name string, rows ...row) error {
 type total struct {
 	kind      string
 	schedules int
+	happened  int // of them, in which what is counted happened at all
 	row
 	recoveries []time.Duration
 }
 
-// totals of all kinds, and of all together as the last.
+// totals of all kinds, and of all together as the last, which counts nothing.
 func totals(rows []row) []total {
 	byKind := map[string]*total{}
 	all := &total{kind: "all"}
@@ -150,6 +146,10 @@ func totals(rows []row) []total {
 		if of == nil {
 			of = &total{kind: r.Kind}
 			byKind[r.Kind] = of
+		}
+		of.Count += r.Count
+		if r.Count > 0 {
+			of.happened++
 		}
 		for _, t := range []*total{of, all} {
 			t.schedules++
@@ -168,16 +168,16 @@ func totals(rows []row) []total {
 }
 
 func printTotals(w io.Writer, list []total) {
-	fmt.Fprintf(w, "%-12s %9s %9s %9s %8s %7s %5s %8s %10s %12s %10s %6s  %s\n",
-		"faults", "schedules", "ops", "ok", "unknown", "failed", "lost", "phantom", "duplicate", "unexplained", "reordered", "other", "recovery p50, most")
+	fmt.Fprintf(w, "%-14s %9s %9s %9s %8s %7s %5s %8s %10s %12s %10s %6s  %-20s %s\n",
+		"faults", "schedules", "ops", "ok", "unknown", "failed", "lost", "phantom", "duplicate", "unexplained", "reordered", "other", "recovery p50, most", "count")
 	for _, t := range list {
 		slices.Sort(t.recoveries)
 		var half, most time.Duration
 		if n := len(t.recoveries); n > 0 {
 			half, most = t.recoveries[n/2], t.recoveries[n-1]
 		}
-		fmt.Fprintf(w, "%-12s %9d %9d %9d %8d %7d %5d %8d %10d %12d %10d %6d  %v, %v\n",
+		fmt.Fprintf(w, "%-14s %9d %9d %9d %8d %7d %5d %8d %10d %12d %10d %6d  %-20s %s\n",
 			t.kind, t.schedules, t.Ops, t.OK, t.Unknown, t.Failed, t.Lost, t.Phantom, t.Duplicate, t.Unexplained, t.Reordered, t.Other,
-			half.Round(time.Millisecond), most.Round(time.Millisecond))
+			fmt.Sprintf("%v, %v", half.Round(time.Millisecond), most.Round(time.Millisecond)), t.reached())
 	}
 }

@@ -25,73 +25,52 @@ import (
 	"github.com/jmqio/jmq/wire"
 )
 
-// counts of a history.
-type counts struct {
-	ops, ok, unknown, failed, lost, phantom, duplicate, unexplained, reordered, other int
-}
-
 // judge has the history so far checked, and puts what is new of it into r.
 func (t *trial) judge(r *row) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	k := check.NewChecker()
-	var c counts
+	var sends [3]int // by outcome: an attempt that was repeated is one
 	for _, e := range t.mu.events {
 		if err := k.Add(e); err != nil {
 			t.mu.problems = append(t.mu.problems, fmt.Sprintf("event %+v: %v", e, err))
 		}
-		if e.Op != check.OpSend && e.Op != check.OpAck || e.Result == "" {
+		if e.Op != check.OpSend {
 			continue
 		}
-		c.ops++
-		switch {
-		case e.Op == check.OpAck:
-		case e.Result == check.OK:
-			c.ok++
-		case e.Result == check.Failed:
-			c.failed++
+		switch e.Result {
+		case "":
+		case check.OK:
+			sends[0]++
+		case check.Failed:
+			sends[1]++
 		default:
-			c.unknown++
+			sends[2]++
 		}
 	}
 	report := k.Report()
-	c.unexplained, c.other = report.Unexplained, len(t.mu.problems)
-	for _, n := range report.Duplicates {
-		c.duplicate += n
-	}
-	for _, result := range report.Checks {
-		switch result.Name {
-		case "C1":
-			c.lost = result.Violations
-		case "C2":
-			c.phantom = result.Violations
-		case "C3": // those without a reason are counted as such
-			c.other += max(0, result.Violations-report.Unexplained)
-		case "C5":
-			c.reordered = result.Violations
-		default:
-			c.other += result.Violations
-		}
-	}
-	was := t.told
-	t.told = c
-	r.Ops += c.ops - was.ops
-	r.OK += c.ok - was.ok
-	r.Unknown += c.unknown - was.unknown
-	r.Failed += c.failed - was.failed
-	r.Lost += max(0, c.lost-was.lost)
-	r.Phantom += max(0, c.phantom-was.phantom)
-	r.Duplicate += max(0, c.duplicate-was.duplicate)
-	r.Unexplained += max(0, c.unexplained-was.unexplained)
-	r.Reordered += max(0, c.reordered-was.reordered)
-	r.Other += max(0, c.other-was.other)
+	f, was := report.Figures(), t.told
+	f.OK, f.Failed, f.Unknown = sends[0], sends[1], sends[2]
+	f.Other += len(t.mu.problems)
+	t.told = f
+	r.Ops += f.Ops - was.Ops
+	r.OK += f.OK - was.OK
+	r.Unknown += f.Unknown - was.Unknown
+	r.Failed += f.Failed - was.Failed
+	r.Lost += max(0, f.Lost-was.Lost)
+	r.Phantom += max(0, f.Phantom-was.Phantom)
+	r.Duplicate += max(0, f.Duplicate-was.Duplicate)
+	r.Unexplained += max(0, f.Unexplained-was.Unexplained)
+	r.Reordered += max(0, f.Reordered-was.Reordered)
+	r.Other += max(0, f.Other-was.Other)
 	if !report.OK() || len(t.mu.problems) > 0 {
 		t.report = strings.TrimSpace(report.String() + "\n" + strings.Join(t.mu.problems, "\n"))
 	}
 }
 
 func (t *trial) row(seed uint64) row {
-	r := row{Commit: t.c.commit, Digest: t.c.digest, Seed: seed, Layer: "processes", Kind: t.k.name, Faults: strings.Join(t.happened, "; "), Recovery: t.recovery}
+	r := row{Commit: t.c.commit, Digest: t.c.digest, Layer: "processes", Kind: t.k.name}
+	r.Seed, r.Faults, r.Recovery, r.Count = seed, strings.Join(t.happened, "; "), t.recovery, t.count
 	t.judge(&r)
 	return r
 }

@@ -60,9 +60,11 @@ type trial struct {
 	oks, got         map[string]*atomic.Int64 // by topic
 
 	happened []string // faults of the schedule
+	times    int      // that the fault which is under way really happened
+	count    int      // all of them, of the schedule
 	recovery time.Duration
-	told     counts // what rows before this one told of the history
-	report   string // what is wrong with it
+	told     check.Figures // what rows before this one told of the history
+	report   string        // what is wrong with it
 
 	mu struct {
 		sync.Mutex
@@ -429,7 +431,7 @@ func (t *trial) well(ctx context.Context) error {
 // run carries out the schedule of a seed, and says what it showed.
 func (t *trial) run(ctx context.Context, seed uint64) (row, error) {
 	t.rng = rand.New(rand.NewPCG(seed, t.k.number()))
-	t.happened, t.recovery = nil, 0
+	t.happened, t.count, t.recovery = nil, 0, 0
 	stop := t.send()
 	err := t.goesOn(ctx, "all is well", 3, topics...)
 	for range 1 + t.rng.IntN(3) {
@@ -454,9 +456,12 @@ func (t *trial) run(ctx context.Context, seed uint64) (row, error) {
 
 // carryOut lets a fault happen, heals it, and waits until all is well.
 func (t *trial) carryOut(ctx context.Context, f *fault) error {
-	t.happened = append(t.happened, f.name)
+	t.happened, t.times = append(t.happened, f.name), 1
 	e := check.Event{Op: check.OpRestart, Proc: "cluster", Reason: f.name, Call: now()}
 	err := f.do(ctx, t)
+	if err == nil {
+		t.count += t.times
+	}
 	healed := time.Now()
 	err = errors.Join(err, t.heal(ctx))
 	if err == nil {
