@@ -24,6 +24,8 @@ const (
 	refusedPause  = time.Second
 	fullPause     = 5 * time.Second // of a slave whose disk is full
 	silentSession = 3               // of AwayAfter, at most: then another connection is tried
+	// catchUpSync is how much a slave that catches up writes before it syncs. More at once would hold up whoever else syncs on its disk.
+	catchUpSync = 2 << 20
 )
 
 // Slave is the log of a slave: it follows the master that it is told of, and commits what that has committed. It is a local.Log whose appends
@@ -41,6 +43,7 @@ type Slave struct {
 	stop       context.CancelFunc
 	wg         sync.WaitGroup
 	mustReopen chan struct{}
+	much       chan struct{} // a catch-up has written much that is not synced; has room for one
 	heard      atomic.Int64  // unix ns; 0: never
 	applied    atomic.Uint64 // committed as told to the store
 
@@ -68,7 +71,7 @@ type Slave struct {
 // opts.OnCommitted tells of more. serve is called before it follows anybody; nil: nobody else is to reach it.
 func OpenSlave(ctx context.Context, n Node, opts journal.Options, serve func(*Slave)) (*Slave, error) {
 	n = n.withDefaults()
-	s := &Slave{n: n, mustReopen: make(chan struct{}), turn: newTurn()}
+	s := &Slave{n: n, mustReopen: make(chan struct{}), much: make(chan struct{}, 1), turn: newTurn()}
 	told := opts.OnCommitted
 	opts.Follow = true
 	opts.OnCommitted = func(p journal.Position) {
@@ -571,6 +574,12 @@ func (f *following) take(frame wire.Frame) error {
 	now := s.n.Now()
 	s.heard.Store(now.UnixNano())
 	end := s.End()
+	if !a.inSync && end-s.Synced() >= catchUpSync {
+		select {
+		case s.much <- struct{}{}:
+		default:
+		}
+	}
 	s.mu.Lock()
 	if len(frame.Payload) > 0 && s.mu.dirty.IsZero() {
 		s.mu.dirty = now
@@ -620,7 +629,7 @@ func (s *Slave) write(from journal.Position, b []byte, store [16]byte) error {
 	}
 }
 
-// syncer syncs what was written, now and then.
+// syncer syncs what was written, now and then, and when it is much.
 func (s *Slave) syncer() {
 	defer s.wg.Done()
 	t := time.NewTicker(s.n.Timing.SyncEvery)
@@ -628,6 +637,7 @@ func (s *Slave) syncer() {
 	for {
 		select {
 		case <-t.C:
+		case <-s.much:
 		case <-s.ctx.Done():
 			return
 		}
