@@ -72,7 +72,6 @@ func TestDiverged(t *testing.T) {
 	inGroup(t, func(t *testing.T, g *replicatest.Group) {
 		a, b := pair(t, g, "b"), g.Nodes["b"]
 		send(t, a, "1", true)
-		time.Sleep(time.Second) // a no-op follows, and what comes next would wait until it is committed
 		caughtUp(g, a, b)
 		g.Net.Partition("a", "b")
 		end := a.Master.Journal.Written()
@@ -299,7 +298,7 @@ func TestCheck(t *testing.T) {
 			l := n.Journal()
 			_, all := messages(t, l)
 			if !bytes.Equal(all, want) {
-				t.Fatalf("%s has another journal", n.Name)
+				t.Fatalf("%s has another journal:\n%s\nit was\n%s", n.Name, all, want)
 			}
 			n.Damage(l.Begin(), 5000)
 			at := journal.Position(0)

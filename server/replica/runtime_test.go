@@ -111,11 +111,21 @@ func equal(t *testing.T, master, slave log) {
 	}
 }
 
-// caughtUp waits until a slave knows all to be committed that its master has.
+// caughtUp waits until a slave knows all to be committed that its master has, and that writes nothing more by itself: the no-op that follows its last
+// commit is among it.
 func caughtUp(g *replicatest.Group, m, s *replicatest.Node) {
 	g.T.Helper()
-	g.Await(func() bool { return s.Slave.Committed() == m.Master.Committed() }, "%s has caught up: %v, %v", s.Name, m.Master.Status(), s.Slave.Status())
+	var end journal.Position
+	var since time.Time
+	g.Await(func() bool {
+		if e := m.Master.Journal.End(); e != end {
+			end, since = e, time.Now()
+		}
+		return time.Since(since) > 2*idleAfter && m.Master.Committed() == end && s.Slave.Committed() == end
+	}, "%s has caught up: %v, %v", s.Name, m.Master.Status(), s.Slave.Status())
 }
+
+const idleAfter = 50 * time.Millisecond // journal.Options.IdleAfter's default
 
 // TestInStep: what is sent at the master is at both slaves, byte for byte but for what is each store's own, and committed there too.
 func TestInStep(t *testing.T) {
