@@ -30,6 +30,7 @@ type fakeIdentities struct {
 	id      string
 	v       wire.Verifier
 	revoked bool
+	unsure  bool // what it does not know may be known elsewhere
 }
 
 func newFakeIdentities(t *testing.T, id string, secret wire.Secret) *fakeIdentities {
@@ -56,6 +57,12 @@ func (f *fakeIdentities) Certificate(leaf *x509.Certificate) (wire.Principal, er
 func (f *fakeIdentities) Alive(wire.Principal) error { return nil }
 
 func (f *fakeIdentities) Namespace(string) (uint32, bool) { return 0, true }
+
+func (f *fakeIdentities) Sure() bool {
+	f.Lock()
+	defer f.Unlock()
+	return !f.unsure
+}
 
 func (f *fakeIdentities) revoke(yes bool) {
 	f.Lock()
@@ -95,6 +102,41 @@ func TestCredentials(t *testing.T) {
 	if err := c.Close(context.Background()); err != nil {
 		t.Error(err)
 	}
+}
+
+// A broker that starts again and does not know yet whom it may let in: a send waits until it does, and is not refused.
+func TestUnsure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		f := newFakeIdentities(t, "c1", "sesame")
+		s := startAsking(t, f, false)
+		c, err := Dial(ctx, "x", WithCredentials("c1", "sesame"), WithConns(1), WithDialer(s.dial))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := producer(t, c)
+		if _, err := p.Send(ctx, &Message{}); err != nil {
+			t.Fatal(err)
+		}
+		know := func(yes bool) {
+			f.Lock()
+			defer f.Unlock()
+			f.revoked, f.unsure = !yes, !yes
+		}
+		know(false)
+		s.kill(false)
+		time.Sleep(100 * time.Millisecond)
+		if _, err := Dial(ctx, "x", WithCredentials("c1", "sesame"), WithConns(1), WithDialer(s.dial)); !errors.Is(err, ErrMetadataAway) {
+			t.Errorf("a new client is told %v", err)
+		}
+		time.AfterFunc(time.Second, func() { know(true) })
+		if _, err := p.Send(ctx, &Message{}); err != nil {
+			t.Error(err)
+		}
+		if err := c.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // A credential that is revoked: sends fail at once and say why, consumers go on for a while, the broker is asked seldom; with another

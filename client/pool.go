@@ -386,10 +386,10 @@ func (l *link) retire(c *Cluster) {
 	l.Close(wire.Errorf(wire.CodeDisconnected, "%s is not the master any more", l.addr))
 }
 
-// silent says of the error of a connection that no node answered, or one that ends.
+// silent says of the error of a connection that no node answered, or one that ends, or that does not know yet whom it may let in.
 func silent(err error) bool {
 	code := codeOf(err)
-	return code == wire.CodeDisconnected || code == wire.CodeTimeout || code == wire.CodeStopping
+	return code == wire.CodeDisconnected || code == wire.CodeTimeout || code == wire.CodeStopping || code == wire.CodeMetadataAway
 }
 
 // surplus says that there are connections enough without a slot that has none.

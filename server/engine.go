@@ -52,7 +52,7 @@ func (r *brokerRole) openEngine(as opening) (*engine, error) {
 	offsets := offset.NewTable()
 	e.broker = broker.New(broker.Options{
 		Offsets: offsets, BrokerGroup: b.BrokerGroup, Broker: s.config.Node.Name, Slave: as.slave, Side: as.side, Masters: r.masters, AckTimeout: b.Dispatch.AckTimeout, Grace: graceOf(b.Dispatch.DisconnectGrace),
-		Metadata: s.followsMetadata(), Route: s.route,
+		Metadata: s.followsMetadata(), Sure: s.knowsNewest, Route: s.route,
 		Flush: r.flusher.Flush, Logger: s.log, Now: s.config.Now,
 		Abandoned: func(g offset.GroupID, t offset.Topic) bool {
 			k := e.keeper.Load()

@@ -75,6 +75,8 @@ func (i identity) Alive(p wire.Principal) error {
 	return s.Alive(p, i.s.config.Now().UnixNano())
 }
 
+func (i identity) Sure() bool { return i.s.knowsNewest() }
+
 func (i identity) Namespace(name string) (uint32, bool) {
 	if s := i.snapshot(); s != nil {
 		if n := s.Namespace(name); n != nil {

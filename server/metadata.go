@@ -297,6 +297,22 @@ func (md *metadata) current() bool {
 	return md.follower.Current()
 }
 
+// sure says whether what is not known here is not there: the registry was just heard, and what it has is known.
+func (md *metadata) sure() bool {
+	if md.node != nil {
+		return md.node.Sure()
+	}
+	return md.follower.Sure()
+}
+
+// knowsNewest is metadata.sure; true where there is none to be followed.
+func (s *Server) knowsNewest() bool {
+	if md := s.metadata.Load(); md != nil {
+		return md.sure()
+	}
+	return !s.followsMetadata()
+}
+
 // condition says why changes are refused; "" while they are taken.
 func (md *metadata) condition() string {
 	if md.node == nil {

@@ -69,6 +69,8 @@ type Authenticator interface {
 	Alive(p Principal) error
 	// Namespace returns the number of a namespace.
 	Namespace(name string) (uint32, bool)
+	// Sure is false while others may know more: then whoever is not known, or not good, is answered CodeMetadataAway, and comes again.
+	Sure() bool
 }
 
 // CertificatePrincipal returns whom the URI in a certificate's subject alternative names is: jmq://app/NAMESPACE/NAME,
@@ -169,8 +171,14 @@ type handshake struct {
 	who   Principal
 }
 
-// errUnauthenticated is the one answer to whatever is wrong with an authentication.
-func errUnauthenticated() *CodeError { return Errorf(CodeUnauthenticated, "the authentication failed") }
+// refusal is the one answer to whatever is wrong with an authentication.
+func (h *Handler) refusal() *CodeError {
+	err := Errorf(CodeUnauthenticated, "the authentication failed")
+	if !h.o.Authenticator.Sure() {
+		return Unsure(err)
+	}
+	return err
+}
 
 // lookUp gives the handshake what is kept of a credential. Of one that is not known it takes what a key of this process makes of the
 // name: the same salt each time, as a known one has, after the same work.
@@ -202,19 +210,19 @@ func (h *Handler) step(hs *handshake, header []byte) (say string, done bool, err
 	if hs.talk == nil {
 		server, err := scram.SHA256.NewServer(func(name string) (scram.StoredCredentials, error) { return h.lookUp(hs, name) })
 		if err != nil {
-			return "", false, errUnauthenticated()
+			return "", false, h.refusal()
 		}
 		hs.talk = server.NewConversation()
 	}
 	say, err = hs.talk.Step(string(r.Data))
 	if err != nil || hs.talk.AuthzID() != "" {
-		return "", false, errUnauthenticated()
+		return "", false, h.refusal()
 	}
 	if !hs.talk.Done() {
 		return say, false, nil
 	}
 	if !hs.talk.Valid() || !hs.known {
-		return "", false, errUnauthenticated()
+		return "", false, h.refusal()
 	}
 	return say, true, nil
 }
@@ -261,7 +269,7 @@ func (s *Session) certified() (who Principal, known bool, err error) {
 	}
 	if who, err = s.h.o.Authenticator.Certificate(state.PeerCertificates[0]); err != nil {
 		s.h.authFailed.Add(1)
-		return Principal{}, false, errUnauthenticated()
+		return Principal{}, false, s.h.refusal()
 	}
 	return who, true, nil
 }
@@ -279,7 +287,7 @@ func (s *Session) open(who Principal) error {
 		if who.Namespace != "" {
 			var ok bool
 			if p.Namespace, ok = a.Namespace(who.Namespace); !ok {
-				return errUnauthenticated()
+				return s.h.refusal()
 			}
 		}
 	}
@@ -296,7 +304,7 @@ func (s *Session) open(who Principal) error {
 	if a != nil {
 		// After the peer is there to be seen by who rechecks: a change of the metadata is seen by one of the two.
 		if err := a.Alive(who); err != nil {
-			return errUnauthenticated()
+			return s.h.refusal()
 		}
 	}
 	s.conn.SetFrameBytesMax(FrameBytesMax)

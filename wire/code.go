@@ -162,6 +162,21 @@ func Errorf(c Code, format string, args ...any) *CodeError {
 	return &CodeError{Code: c, Message: fmt.Sprintf(format, args...)}
 }
 
+// unsureRetry is when a refusal is asked again that newer metadata may lift.
+const unsureRetry = 100 * time.Millisecond
+
+// Unsure is what a node answers instead of a refusal while it does not know whether its metadata is the newest: whoever is refused by what is
+// known there may have been let in since.
+func Unsure(refusal error) *CodeError {
+	text := refusal.Error()
+	if e, ok := errors.AsType[*CodeError](refusal); ok {
+		text = fmt.Sprintf("%v: %s", e.Code, e.Message)
+	}
+	e := Errorf(CodeMetadataAway, "the registry is not heard here just now, and what is known would refuse it (%s)", text)
+	e.RetryAfter = unsureRetry
+	return e
+}
+
 // CodeOf returns the code that err carries: CodeOK for nil, CodeInternal for an error without one.
 func CodeOf(err error) Code {
 	if err == nil {

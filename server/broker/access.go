@@ -127,8 +127,7 @@ func (b *Broker) ask(who meta.Subject, p *wire.Peer, t *store.Topic, key dispatc
 	epoch := b.metadata.epoch.Load() // before the snapshot: what is granted by a newer one is asked again in vain, never the other way
 	g, err := b.judge(who, p.Namespace, t, group)
 	if err != nil {
-		b.metrics.denied(err)
-		return nil, err
+		return nil, b.denied(err)
 	}
 	g.epoch, g.key = epoch, key
 	return g, nil
@@ -235,8 +234,7 @@ func (b *Broker) absent(p *wire.Peer, topic, group string, err error) error {
 	}
 	switch {
 	case denied != nil && has.Topic == nil:
-		b.metrics.denied(denied)
-		return denied
+		return b.denied(denied)
 	case wire.CodeOf(err) == wire.CodeGroupNotFound:
 		return err
 	case slices.Contains(has.Spec.BrokerGroups, b.o.BrokerGroup):
@@ -261,7 +259,19 @@ func (b *Broker) may(ctx context.Context, op meta.Operation, topic, group string
 	}
 	err := s.MayOperate(subjectOf(p), op, topic, group)
 	if err != nil {
-		b.metrics.denied(err)
+		return b.denied(err)
+	}
+	return nil
+}
+
+// denied counts a refusal, and returns it as it is answered.
+func (b *Broker) denied(err error) error {
+	b.metrics.denied(err)
+	switch wire.CodeOf(err) {
+	case wire.CodeTopicNotFound, wire.CodeForbidden, wire.CodeUnauthenticated:
+		if b.o.Sure != nil && !b.o.Sure() {
+			return wire.Unsure(err)
+		}
 	}
 	return err
 }

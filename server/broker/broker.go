@@ -37,6 +37,9 @@ type Options struct {
 	// Metadata says that a registry rules this broker: rights, limits and topics are those of the snapshots given to Apply, nothing
 	// is served before the first, and topics are made by Apply only. false: everybody may do everything.
 	Metadata bool
+	// Sure is false while the registry may know more than was given to Apply: what would be refused is answered CodeMetadataAway then. nil: it
+	// never does. It must not block.
+	Sure func() bool
 	// Route answers Route on a broker with Metadata. nil: it tells this broker group's partitions only.
 	Route func(context.Context, *wire.RouteRequest) (*wire.RouteResponse, error)
 	// AckTimeout is how long a lease lasts. 0: 5 minutes.

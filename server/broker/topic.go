@@ -229,8 +229,7 @@ func (b *Broker) describeTopic(ctx context.Context, r *wire.DescribeTopicRequest
 	who := wire.PeerFrom(ctx)
 	t, err := b.topic(who.Namespace, r.Topic)
 	if b.o.Metadata && !b.mayRead(who, &store.Topic{Name: r.Topic}) {
-		err = wire.Errorf(wire.CodeForbidden, "topic %q may not be seen by %v %s", r.Topic, who.Principal.Kind, who.Principal.Name)
-		b.metrics.denied(err)
+		err = b.denied(wire.Errorf(wire.CodeForbidden, "topic %q may not be seen by %v %s", r.Topic, who.Principal.Kind, who.Principal.Name))
 	}
 	if err != nil {
 		return nil, err

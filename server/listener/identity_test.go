@@ -72,6 +72,8 @@ func (k *keeper) Alive(p wire.Principal) error {
 	return nil
 }
 
+func (k *keeper) Sure() bool { return true }
+
 func (k *keeper) Namespace(name string) (uint32, bool) { return 7, name == "shop" }
 
 func (k *keeper) revoke(id string) {

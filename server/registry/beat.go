@@ -225,6 +225,12 @@ func (n *Node) Health() error {
 	return nil
 }
 
+// Sure says whether what is not known here is not there: the database is read, and what it has is in force.
+func (n *Node) Sure() bool {
+	s, v := n.applied.Load(), n.store.View()
+	return s != nil && v != nil && s.Generation == v.Generation && s.Version == v.Version && n.Health() == nil
+}
+
 // tell wakes those who wait for news of nodes. n.mu is held.
 func (n *Node) tell() {
 	if n.mu.told != nil {

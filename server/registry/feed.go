@@ -26,6 +26,9 @@ type FeedOptions struct {
 	Registry func() []string
 	// Stale says that others may know more than what was set last. It must not block. Nil: none do.
 	Stale func() bool
+	// Sure is false while a topic, or a right to it, that is not known here may be there: who asks for a view that would refuse it is answered
+	// CodeMetadataAway. It must not block. Nil: it never is.
+	Sure func() bool
 }
 
 // Feed gives snapshots to who watches. It implements wire.Registry: what only the registry role answers, it answers with CodeRoleElsewhere.
@@ -476,7 +479,11 @@ func (f *Feed) WatchRoutes(ctx context.Context, r *wire.WatchRoutesRequest, done
 			return
 		}
 		answer := f.routesFor(w, x)
-		if answer == nil && r.WaitMs == 0 {
+		if r.WaitMs == 0 && (answer == nil || len(answer.Views) == 0) {
+			if err := f.doubted(w, x); err != nil {
+				done(nil, err)
+				return
+			}
 			answer = f.emptyRoutes(w, x)
 		}
 		if answer != nil {
@@ -506,7 +513,7 @@ func (f *Feed) routesFor(w *world, x *watch) *wire.WatchRoutesResponse {
 			continue // what was told of it may be newer; who knows nothing of it is told what we have
 		}
 		view := w.view(v, t.name, t.group)
-		if view.Version == t.version {
+		if view.Version == t.version || t.version == 0 && !f.sure() && refuses(view) {
 			continue
 		}
 		if r == nil {
@@ -521,6 +528,33 @@ func (f *Feed) routesFor(w *world, x *watch) *wire.WatchRoutesResponse {
 		r = f.emptyRoutes(w, x)
 	}
 	return r
+}
+
+// sure says that what w refuses is to be refused.
+func (f *Feed) sure() bool { return f.o.Sure == nil || f.o.Sure() }
+
+// refuses says that a view is a refusal which newer metadata may lift.
+func refuses(v *wire.TopicView) bool {
+	switch wire.Code(v.Code) {
+	case wire.CodeTopicNotFound, wire.CodeForbidden, wire.CodeUnauthenticated:
+		return true
+	}
+	return false
+}
+
+// doubted is the answer to who asks for a view that w would refuse, and may not be told so yet; nil: there is none such.
+func (f *Feed) doubted(w *world, x *watch) error {
+	if f.sure() {
+		return nil
+	}
+	v := viewerOf(x.peer)
+	for i := range x.topics {
+		t := &x.topics[i]
+		if view := w.view(v, t.name, t.group); t.version == 0 && refuses(view) {
+			return wire.Unsure(&wire.CodeError{Code: wire.Code(view.Code), Message: view.Message})
+		}
+	}
+	return nil
 }
 
 // sizeOf is about how many bytes a view has.
@@ -580,6 +614,9 @@ func (f *Feed) Route(ctx context.Context, r *wire.RouteRequest) (*wire.RouteResp
 		}
 	}
 	if err != nil {
+		if !f.sure() {
+			err = wire.Unsure(err)
+		}
 		return nil, err
 	}
 	return t.Route, nil

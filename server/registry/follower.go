@@ -30,10 +30,12 @@ const (
 	retryLater   = 5 * time.Second // what lasted so long makes the next pause short again
 	addressesMax = 64
 	// cacheEvery is how often the cache is written at most; one that takes long is written less often.
-	cacheEvery   = time.Second
-	cacheRest    = 20 // times what the last write took
-	cacheRetry   = 10 * time.Second
-	clientIDMax  = 200
+	cacheEvery  = time.Second
+	cacheRest   = 20 // times what the last write took
+	cacheRetry  = 10 * time.Second
+	clientIDMax = 200
+	// sureTime is less than what a command that changes metadata waits for nodes that do not say that they have it (2 s).
+	sureTime     = 1500 * time.Millisecond
 	followerName = "jmq-node"
 )
 
@@ -107,7 +109,8 @@ type Follower struct {
 	learned   atomic.Pointer[[]string]  // addresses of registry nodes, of the last heartbeat
 	connected atomic.Bool
 	stored    atomic.Bool
-	current   atomic.Bool // at the last heartbeat's answer
+	current   atomic.Bool  // at the last heartbeat's answer
+	asked     atomic.Int64 // when the last heartbeat was sent whose answer named nothing newer than is known, since begun; 0: none
 	told      atomic.Pointer[told]
 	begun     time.Time
 	answered  atomic.Int64 // when a registry node did last, since begun
@@ -128,7 +131,7 @@ func NewFollower(o FollowerOptions) (*Follower, error) {
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.dialled = rand.IntN(len(o.Addresses)) // so that not all go to the first
 	f.learned.Store(&[]string{})
-	f.Feed = NewFeed(FeedOptions{Registry: f.Registry, Stale: func() bool { return !f.connected.Load() }})
+	f.Feed = NewFeed(FeedOptions{Registry: f.Registry, Stale: func() bool { return !f.connected.Load() }, Sure: f.Sure})
 	if f.o.CacheFile != "" {
 		s, err := readCache(f.o.CacheFile, f.o.Self().Node)
 		switch {
@@ -158,6 +161,13 @@ func (f *Follower) Connected() bool { return f.connected.Load() }
 
 // Current says whether a registry node answers just now, and what is in force here is the newest that it has told of.
 func (f *Follower) Current() bool { return f.connected.Load() && f.current.Load() }
+
+// Sure says whether what is not known here is not there: less than sureTime ago a registry node was asked that had nothing newer, and what is
+// known is in force.
+func (f *Follower) Sure() bool {
+	asked := f.asked.Load()
+	return asked > 0 && f.known.Load() == f.applied.Load() && time.Since(f.begun)-time.Duration(asked) < sureTime
+}
 
 // told is what a heartbeat's answer says of the own broker group.
 type told struct {
@@ -481,6 +491,7 @@ func (c *conversation) beat() error {
 // beatAnswered takes the answer of a heartbeat. An error: the node is no good.
 func (c *conversation) beatAnswered(a answer) error {
 	f := c.f
+	sent := c.beating
 	c.beating = time.Time{}
 	switch wire.CodeOf(a.err) {
 	case wire.CodeOK:
@@ -508,6 +519,11 @@ func (c *conversation) beatAnswered(a answer) error {
 	known := f.known.Load()
 	applied := f.applied.Load()
 	f.current.Store(applied != nil && r.Generation == uint64(applied.Generation) && r.Version <= uint64(applied.Version))
+	if known != nil && r.Generation == uint64(known.Generation) && r.Version <= uint64(known.Version) {
+		f.asked.Store(max(int64(sent.Sub(f.begun)), 1))
+	} else {
+		f.asked.Store(0)
+	}
 	behind := known != nil && (r.Generation < uint64(known.Generation) || r.Generation == uint64(known.Generation) && r.Version < uint64(known.Version))
 	switch now := time.Now(); {
 	case r.Stored && !behind:

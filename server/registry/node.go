@@ -92,7 +92,7 @@ func NewNode(o NodeOptions) (*Node, error) {
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.mu.nodes, n.mu.groups, n.mu.changing = map[string]*node{}, map[string]*group{}, map[wire.Principal]int{}
 	n.addresses.Store(&[]string{})
-	n.Feed = NewFeed(FeedOptions{Registry: n.Registry})
+	n.Feed = NewFeed(FeedOptions{Registry: n.Registry, Sure: n.Sure})
 	first := n.store.View()
 	n.take(first)
 	n.done.Add(3)
