@@ -22,7 +22,9 @@ type fault struct {
 	// away is what slaves may do that no restart explains: see check.OpAway. Empty: consumers are given nothing again that was acked, whoever took
 	// the ack.
 	away string
-	do   func(ctx context.Context, t *trial) error
+	// clients: only they are hit.
+	clients bool
+	do      func(ctx context.Context, t *trial) error
 }
 
 const bothWays = check.AwayUnmerged + ", " + check.AwayBehind
@@ -36,8 +38,10 @@ type kind struct {
 	// apart: each node is a host of its own on a network that can be cut.
 	apart bool
 	// disk that each broker has; nil: a folder of this machine's.
-	disk   *disk.Options
-	faults []fault
+	disk *disk.Options
+	// workers: some of the clients are processes of their own.
+	workers bool
+	faults  []fault
 }
 
 // number of a kind is another stream of random numbers.
@@ -80,6 +84,29 @@ var kinds = []kind{
 		{name: "the registry is paused, the master is killed", away: bothWays, do: func(ctx context.Context, t *trial) error {
 			t.Of("registry")[0].Pause()
 			return t.kill(ctx, 500*time.Millisecond, masterOf)
+		}},
+	}},
+	{name: "clients", workers: true, faults: []fault{
+		{name: "a consumer is killed", clients: true, do: func(ctx context.Context, t *trial) error { return t.killWorkers(ctx, 1, consumes) }},
+		{name: "a producer is killed", clients: true, do: func(ctx context.Context, t *trial) error { return t.killWorkers(ctx, 1, produces) }},
+		{name: "consumers are killed three times", clients: true, do: func(ctx context.Context, t *trial) error { return t.killWorkers(ctx, 3, consumes) }},
+		{name: "producers are killed three times", clients: true, do: func(ctx context.Context, t *trial) error { return t.killWorkers(ctx, 3, produces) }},
+		{name: "clients are killed", clients: true, do: func(ctx context.Context, t *trial) error { return t.killWorkers(ctx, 1, produces, consumes) }},
+		{name: "a consumer is paused for longer than its lease", clients: true, do: func(ctx context.Context, t *trial) error {
+			t.worker(consumes).pause()
+			t.hold(ctx, int(ackTimeout.Milliseconds()), int(ackTimeout.Milliseconds())+2000)
+			return nil
+		}},
+		{name: "a producer is paused", clients: true, do: func(ctx context.Context, t *trial) error {
+			t.worker(produces).pause()
+			t.hold(ctx, 500, 4000)
+			return nil
+		}},
+		{name: "clients and the master are killed", away: bothWays, do: func(ctx context.Context, t *trial) error {
+			if err := t.kill(ctx, 0, masterOf); err != nil {
+				return err
+			}
+			return t.killWorkers(ctx, 1, produces, consumes)
 		}},
 	}},
 	{name: "slave", faults: []fault{

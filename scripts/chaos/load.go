@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/oklog/ulid/v2"
+
 	"github.com/jmqio/jmq/client"
 	"github.com/jmqio/jmq/server/servertest/check"
 	"github.com/jmqio/jmq/wire"
@@ -59,20 +61,33 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// partition counts those of all broker groups through.
+// partitionOf counts those of all broker groups through.
+func partitionOf(groups []string, brokerGroup string, p uint16) uint16 {
+	return p + partitions*uint16(slices.Index(groups, brokerGroup))
+}
+
 func (t *trial) partition(brokerGroup string, p uint16) uint16 {
-	return p + partitions*uint16(slices.Index(t.groups, brokerGroup))
+	return partitionOf(t.groups, brokerGroup, p)
+}
+
+// witness is told what clients do and see. It is safe for concurrent use.
+type witness interface {
+	event(events ...check.Event)
+	problem(format string, args ...any)
 }
 
 // producer sends one message after the other; with keys, each has its place among those of the producer.
 type producer struct {
-	t     *trial
-	p     *client.Producer
-	rng   *rand.Rand
-	topic string
-	proc  string
-	keys  int // order keys that it uses; 0: none, and its messages have no order
-	seq   uint64
+	witness
+	groups []string
+	p      *client.Producer
+	rng    *rand.Rand
+	topic  string
+	proc   string
+	keys   int // order keys that it uses; 0: none, and its messages have no order
+	seq    uint64
+	// mortal: its process may be killed, so that it tells of a send before it is begun.
+	mortal bool
 }
 
 func (p *producer) message() *client.Message {
@@ -93,24 +108,33 @@ func (p *producer) message() *client.Message {
 func (p *producer) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		m := p.message()
+		if p.mortal {
+			m.ID = ulid.Make().String()
+		}
 		for {
-			e := check.Event{Op: check.OpSend, Proc: p.proc, Topic: p.topic, Key: m.OrderKey, Seq: seqOf(m.Headers), Hash: hash(m.Body), Call: now(), Result: check.OK}
+			e := check.Event{Op: check.OpSend, Proc: p.proc, Topic: p.topic, Key: m.OrderKey, Seq: seqOf(m.Headers), Hash: hash(m.Body), Call: now()}
+			if p.mortal {
+				e.ID, e.Unknown = m.ID, -1 // how often it is tried nobody will know
+				p.event(e)
+			}
 			r, err := p.p.Send(context.Background(), m)
-			e.ID, e.Unknown, e.Return = r.MessageID, r.Unknown, now()
+			e.ID, e.Unknown, e.Return, e.Result = r.MessageID, r.Unknown, now(), check.OK
 			switch {
 			case err == nil:
-				e.Partition, e.Index = p.t.partition(r.BrokerGroup, r.Partition), r.Index
-				p.t.oks[p.topic].Add(1)
+				e.Partition, e.Index = partitionOf(p.groups, r.BrokerGroup, r.Partition), r.Index
 			case errors.Is(err, client.ErrUnknown):
 				e.Result, e.Reason = check.Unknown, err.Error()
 			default:
 				e.Result, e.Reason = check.Failed, err.Error()
 				if !excused(err) {
-					p.t.problem("%s: send: %v", p.proc, err)
+					p.problem("%s: send: %v", p.proc, err)
 				}
 			}
+			if p.mortal {
+				e.ID = m.ID // also when the SDK did not begin
+			}
 			if e.ID != "" { // else it was not begun
-				p.t.event(e)
+				p.event(e)
 			}
 			if e.Result == check.Failed {
 				pause(ctx, 20*time.Millisecond)
@@ -126,21 +150,20 @@ func (p *producer) run(ctx context.Context) {
 
 // consumer fetches and acks.
 type consumer struct {
-	t     *trial
-	k     *client.Consumer
-	topic string
-	proc  string
+	witness
+	groups []string
+	k      *client.Consumer
+	topic  string
+	proc   string
+	work   time.Duration // what is given takes up to so long; 0: no time
 }
 
-func (t *trial) consumer(topic, proc string) (*consumer, error) {
-	cl, err := t.dial(proc)
-	if err != nil {
-		return nil, err
-	}
-	c := &consumer{t: t, topic: topic, proc: proc}
+func newConsumer(w witness, cl *client.Client, groups []string, topic, proc string) (*consumer, error) {
+	c := &consumer{witness: w, groups: groups, topic: topic, proc: proc}
+	var err error
 	c.k, err = cl.Consumer(topic, client.Group(app), client.Start(client.FromBeginning), client.PollWait(200*time.Millisecond), client.OnGap(func(g client.Gap) {
-		t.event(check.Event{
-			Op: check.OpGap, Proc: proc, Topic: g.Topic, Group: g.Group, Partition: t.partition(g.BrokerGroup, g.Partition), Index: g.From, To: g.To, Reason: g.Reason.String(), Call: now(),
+		w.event(check.Event{
+			Op: check.OpGap, Proc: proc, Topic: g.Topic, Group: g.Group, Partition: partitionOf(groups, g.BrokerGroup, g.Partition), Index: g.From, To: g.To, Reason: g.Reason.String(), Call: now(),
 		})
 	}))
 	return c, err
@@ -149,11 +172,12 @@ func (t *trial) consumer(topic, proc string) (*consumer, error) {
 // run consumes until ctx ends.
 func (c *consumer) run(ctx context.Context) {
 	for ctx.Err() == nil {
+		granted := time.Now().Add(-answerSlack) // or later: the process may be paused before it looks at the clock again
 		ds, err := c.k.Fetch(ctx, 50, client.Wait(200*time.Millisecond))
 		if err != nil {
 			if ctx.Err() == nil {
 				if !excused(err) {
-					c.t.problem("%s: fetch: %v", c.proc, err)
+					c.problem("%s: fetch: %v", c.proc, err)
 				}
 				pause(ctx, 20*time.Millisecond)
 			}
@@ -162,15 +186,18 @@ func (c *consumer) run(ctx context.Context) {
 		if len(ds) == 0 {
 			continue
 		}
-		granted := time.Now().Add(-answerSlack)
+		var events []check.Event
 		for _, d := range ds {
-			c.t.event(check.Event{
-				Op: check.OpRecv, Proc: c.proc, Topic: d.Topic, Group: d.Group, Partition: c.t.partition(d.BrokerGroup, *d.Partition), Key: d.OrderKey, ID: d.ID, Seq: seqOf(d.Headers),
+			events = append(events, check.Event{
+				Op: check.OpRecv, Proc: c.proc, Topic: d.Topic, Group: d.Group, Partition: partitionOf(c.groups, d.BrokerGroup, *d.Partition), Key: d.OrderKey, ID: d.ID, Seq: seqOf(d.Headers),
 				Index: d.Index, Epoch: d.Epoch, Lease: d.Lease, Member: d.Member, Hash: hash(d.Body), Call: now(),
 				Granted: granted.UnixNano(), Deadline: granted.Add(ackTimeout).UnixNano(),
 			})
 		}
-		c.t.got[c.topic].Add(int64(len(ds)))
+		c.event(events...)
+		if c.work > 0 {
+			pause(ctx, rand.N(c.work))
+		}
 		c.ack(ds)
 	}
 }
@@ -179,10 +206,10 @@ func (c *consumer) run(ctx context.Context) {
 func (c *consumer) ack(ds []*client.Delivery) {
 	d := ds[0]
 	e := check.Event{
-		Op: check.OpAck, Proc: c.proc, Topic: d.Topic, Group: d.Group, Partition: c.t.partition(d.BrokerGroup, *d.Partition), Index: d.Index, To: ds[len(ds)-1].Index + 1,
+		Op: check.OpAck, Proc: c.proc, Topic: d.Topic, Group: d.Group, Partition: partitionOf(c.groups, d.BrokerGroup, *d.Partition), Index: d.Index, To: ds[len(ds)-1].Index + 1,
 		Lease: d.Lease, Member: d.Member, Call: now(),
 	}
-	c.t.event(e) // begun: the history may be judged before it returns
+	c.event(e) // begun: the history may be judged before it returns
 	ctx, cancel := context.WithTimeout(context.Background(), ackTimeout)
 	defer cancel()
 	err := c.k.Ack(ctx, ds...)
@@ -195,8 +222,8 @@ func (c *consumer) ack(ds []*client.Delivery) {
 		// That the lease is not known says only that the broker restarted, maybe after it had this ack.
 		e.Result, e.Reason = check.Unknown, err.Error()
 		if !errors.Is(err, client.ErrLeaseUnknown) && !excused(err) {
-			c.t.problem("%s: ack: %v", c.proc, err)
+			c.problem("%s: ack: %v", c.proc, err)
 		}
 	}
-	c.t.event(e)
+	c.event(e)
 }

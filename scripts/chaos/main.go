@@ -33,6 +33,7 @@ var commands = map[string]func(args []string) int{
 	"check":  checkCommand,
 	"digest": digestCommand,
 	"run":    runCommand,
+	"work":   workCommand, // of those that run begins
 }
 
 func main() {

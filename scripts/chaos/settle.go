@@ -31,6 +31,11 @@ func (t *trial) judge(r *row) {
 	defer t.mu.Unlock()
 	k := check.NewChecker()
 	var sends [3]int // by outcome: an attempt that was repeated is one
+	type sending struct {
+		id   string
+		call int64
+	}
+	begun := map[sending]bool{} // and not known to have ended
 	for _, e := range t.mu.events {
 		if err := k.Add(e); err != nil {
 			t.mu.problems = append(t.mu.problems, fmt.Sprintf("event %+v: %v", e, err))
@@ -38,8 +43,11 @@ func (t *trial) judge(r *row) {
 		if e.Op != check.OpSend {
 			continue
 		}
+		if delete(begun, sending{e.ID, e.Call}); e.Result == "" {
+			begun[sending{e.ID, e.Call}] = true
+			continue
+		}
 		switch e.Result {
-		case "":
 		case check.OK:
 			sends[0]++
 		case check.Failed:
@@ -50,7 +58,7 @@ func (t *trial) judge(r *row) {
 	}
 	report := k.Report()
 	f, was := report.Figures(), t.told
-	f.OK, f.Failed, f.Unknown = sends[0], sends[1], sends[2]
+	f.OK, f.Failed, f.Unknown = sends[0], sends[1], sends[2]+len(begun)
 	f.Other += len(t.mu.problems)
 	t.told = f
 	r.Ops += f.Ops - was.Ops

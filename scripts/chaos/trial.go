@@ -57,6 +57,8 @@ type trial struct {
 	senders, working sync.WaitGroup
 	stopConsuming    context.CancelFunc
 	clients          []*client.Client
+	workers          []*worker
+	work             bool                     // workers are to run
 	oks, got         map[string]*atomic.Int64 // by topic
 
 	happened []string // faults of the schedule
@@ -77,6 +79,14 @@ func (t *trial) event(events ...check.Event) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.mu.events = append(t.mu.events, events...)
+	for i := range events {
+		switch e := &events[i]; {
+		case e.Op == check.OpSend && e.Result == check.OK && t.oks[e.Topic] != nil:
+			t.oks[e.Topic].Add(1)
+		case e.Op == check.OpRecv && t.got[e.Topic] != nil:
+			t.got[e.Topic].Add(1)
+		}
+	}
 }
 
 // problem is what should not be, and is no matter of the history.
@@ -89,6 +99,9 @@ func (t *trial) problem(format string, args ...any) {
 // begin starts a cluster and the load on it. What of it was started ends with end, also after an error.
 func (c *campaign) begin(ctx context.Context, k *kind, s shape, dir string) (*trial, error) {
 	t := &trial{c: c, k: k, shape: s, dir: dir, oks: map[string]*atomic.Int64{}, got: map[string]*atomic.Int64{}, rng: rand.New(rand.NewPCG(1, 1))}
+	for _, topic := range topics {
+		t.oks[topic], t.got[topic] = &atomic.Int64{}, &atomic.Int64{}
+	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return t, err
 	}
@@ -200,7 +213,6 @@ func (t *trial) load(ctx context.Context) error {
 	var consuming context.Context
 	consuming, t.stopConsuming = context.WithCancel(context.Background())
 	for _, topic := range topics {
-		t.oks[topic], t.got[topic] = &atomic.Int64{}, &atomic.Int64{}
 		for i := range 2 {
 			proc := topic + "-" + strconv.Itoa(i)
 			cl, err := t.dial(proc)
@@ -211,10 +223,15 @@ func (t *trial) load(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			t.producers = append(t.producers, &producer{t: t, p: p, topic: topic, proc: proc, keys: i * 2})
+			t.producers = append(t.producers, &producer{witness: t, groups: t.groups, p: p, topic: topic, proc: proc, keys: i * 2})
 		}
 		for i := range 2 {
-			k, err := t.consumer(topic, fmt.Sprintf("%s-consumer-%d", topic, i))
+			proc := fmt.Sprintf("%s-consumer-%d", topic, i)
+			cl, err := t.dial(proc)
+			if err != nil {
+				return err
+			}
+			k, err := newConsumer(t, cl, t.groups, topic, proc)
 			if err != nil {
 				return err
 			}
@@ -222,6 +239,11 @@ func (t *trial) load(ctx context.Context) error {
 				return err
 			}
 			t.working.Go(func() { k.run(consuming) })
+		}
+		if t.k.workers {
+			for _, what := range []string{produces, consumes} {
+				t.workers = append(t.workers, &worker{t: t, what: what, topic: topic})
+			}
 		}
 	}
 	// A broker that starts again has its copy of the metadata first, which is written once a second: until it hears the registry it would refuse
@@ -252,14 +274,22 @@ func (t *trial) dialAs(ctx context.Context, proc, credential string, addresses [
 	return cl, err
 }
 
-// send has the producers send until the returned function is called, which waits for them.
-func (t *trial) send() (stop func()) {
+// send has the producers send, and the workers work, until the returned function is called, which waits for them.
+func (t *trial) send() (stop func(), err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	for _, p := range t.producers {
 		p.rng = rand.New(rand.NewPCG(t.rng.Uint64(), 2))
 		t.senders.Go(func() { p.run(ctx) })
 	}
-	return func() { cancel(); t.senders.Wait() }
+	t.work = true
+	return func() {
+		cancel()
+		t.senders.Wait()
+		t.work = false
+		for _, w := range t.workers {
+			w.stop()
+		}
+	}, t.beginWorkers()
 }
 
 // node is what a broker says of itself.
@@ -432,8 +462,10 @@ func (t *trial) well(ctx context.Context) error {
 func (t *trial) run(ctx context.Context, seed uint64) (row, error) {
 	t.rng = rand.New(rand.NewPCG(seed, t.k.number()))
 	t.happened, t.count, t.recovery = nil, 0, 0
-	stop := t.send()
-	err := t.goesOn(ctx, "all is well", 3, topics...)
+	stop, err := t.send()
+	if err == nil {
+		err = t.goesOn(ctx, "all is well", 3, topics...)
+	}
 	for range 1 + t.rng.IntN(3) {
 		if err != nil {
 			break
@@ -475,7 +507,9 @@ func (t *trial) carryOut(ctx context.Context, f *fault) error {
 		err = t.goesOn(ctx, "sends with all slaves in sync after: "+f.name, 3, topics...)
 	}
 	e.Return = now()
-	t.event(e)
+	if !f.clients { // else the brokers were well all the time, and explain nothing
+		t.event(e)
+	}
 	if f.away != "" {
 		t.event(check.Event{Op: check.OpAway, Proc: "slaves", Reason: f.away, Call: e.Call, Return: e.Return})
 	}
@@ -505,7 +539,7 @@ func (t *trial) heal(ctx context.Context) error {
 		}
 		errs = append(errs, n.Begin())
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, t.beginWorkers())...)
 }
 
 // drain waits until the group has all that was sent.
@@ -561,6 +595,9 @@ func (t *trial) end() error {
 		t.stopConsuming()
 	}
 	t.working.Wait()
+	for _, w := range t.workers {
+		w.stop()
+	}
 	for _, cl := range t.clients {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		_ = cl.Close(ctx) // what it had under way was answered, or is given up
