@@ -14,6 +14,7 @@ type goal struct {
 var goals = []goal{
 	{kind: "kill", what: "kill -9 cycles", release: 1000},
 	{kind: "pause", what: "pauses"},
+	{kind: "clients", what: "times that clients are killed or paused"},
 	{kind: "slave", what: "slave losses", schedules: true, release: 300},
 	{kind: "partition", what: "partitions", schedules: true, release: 500},
 	{kind: "power-ext4", what: "power losses", release: 500},

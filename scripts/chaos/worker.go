@@ -264,7 +264,8 @@ func (t *trial) worker(what string) *worker {
 
 // killWorkers kills a worker of each of whats, and all of them start again; so many times.
 func (t *trial) killWorkers(ctx context.Context, times int, whats ...string) error {
-	for range times {
+	for n := range times {
+		t.times = n + 1
 		t.hold(ctx, 50, 800)
 		for _, what := range whats {
 			t.worker(what).kill()
