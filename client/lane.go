@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jmqio/jmq/server/planted"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -469,7 +470,7 @@ func (f *flight) encodeAll() error {
 		f.msgs = append(f.msgs, p.msgs...)
 		size += p.size
 	}
-	if i := slices.IndexFunc(f.before, func(n numbered) bool { return n.lane == f.target }); i >= 0 {
+	if i := slices.IndexFunc(f.before, func(n numbered) bool { return n.lane == f.target }); i >= 0 && !planted.Bug("client: repeat under another number") {
 		f.first = f.before[i].first
 	} else {
 		n := uint64(len(f.msgs))
@@ -762,7 +763,7 @@ func (f *flight) ended(err error, reader *link) {
 		}
 	}
 	f.mu.Lock()
-	if code == wire.CodeUnknown {
+	if code == wire.CodeUnknown && !planted.Bug("client: unknown told as failed") {
 		f.mu.unknown++
 	}
 	// What is known not to be stored is not made unknown by a last attempt that has hardly any time for its answer.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jmqio/jmq/server/planted"
 	"github.com/jmqio/jmq/wire"
 	"github.com/oklog/ulid/v2"
 )
@@ -244,6 +245,9 @@ func (p *Producer) lane(m *Message, rt *route) (*lane, int, error) {
 		}
 		return l, 1, nil
 	case m.OrderKey != "":
+		if planted.Bug("client: two batches of an order key under way") {
+			return rt.keyed[keyPlace(m.OrderKey, len(rt.keyed))], 2, nil
+		}
 		return rt.keyed[keyPlace(m.OrderKey, len(rt.keyed))], 1, nil
 	}
 	return &p.topic.free, p.o.mergeAfter, nil

@@ -27,6 +27,7 @@ import (
 
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/planted"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -179,6 +180,9 @@ func (t *Table) Begin(k Key, sequence uint64, count int, done Done) (w *Window, 
 		case f == nil:
 		case f.sequence == sequence && int(f.count) == count:
 			t.mu.counts.Repeats++
+			if planted.Bug("dedupe: repeat answered before the first is committed") {
+				return nil, Repeat, 0, 0
+			}
 			t.mu.counts.Waited++
 			f.repeats = append(f.repeats, done)
 			return nil, Waits, 0, 0
@@ -338,6 +342,9 @@ func (t *Table) Apply(r journal.Record) error {
 	w := t.mu.windows[k]
 	if w == nil {
 		w = t.makeLocked(k)
+	}
+	if w.flown == len(w.flights) && planted.Bug("dedupe: only what was appended here") {
+		return nil
 	}
 	t.touchLocked(w)
 	w.insert(b)

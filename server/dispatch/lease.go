@@ -310,7 +310,7 @@ func (d *Dispatcher) Extend(key Queue, c Client, member uint32, leases []LeaseNa
 			codes = append(codes, wire.CodeLeaseForeign)
 			continue
 		}
-		if until > l.until {
+		if until > l.until && !planted.Bug("dispatch: extended lease ends in its old time") {
 			l.until = until
 			d.set(&l.alarm, l, until)
 		}

@@ -532,6 +532,9 @@ func (l *Leader) HandOver(now time.Time, to string) (a term.Ask, persist []term.
 		return a, nil, ErrFenced
 	case l.handing != "" && l.handing != to:
 		return a, nil, fmt.Errorf("%w: %q, handing over to %q is not settled", ErrHandOver, to, l.handing)
+	case s != nil && !s.set && planted.Bug("replica: transfer to a slave that is behind"):
+		l.handing = to
+		return l.ask(now, term.Ask{Set: append(l.members(), s.member), To: to}), l.persist(), nil
 	case s == nil || !s.set || !s.begun:
 		return a, nil, fmt.Errorf("%w: broker %q is not in sync", ErrHandOver, to)
 	case s.acked != l.end || l.committed != l.end:

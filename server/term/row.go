@@ -41,7 +41,7 @@ func (r Row) Register(rep Report, mayBeMaster bool, generation uint64) (Row, err
 		}
 		return Row{Term: 1, Master: rep.Member, Change: r.Change + 1, Generation: generation}, nil
 	}
-	if m, ok := r.Member(rep.Broker); ok && m != rep.Member {
+	if m, ok := r.Member(rep.Broker); ok && m != rep.Member && !planted.Bug("term: membership outlives a boot") {
 		r.Set = slices.DeleteFunc(slices.Clone(r.Set), func(m Member) bool { return m.Broker == rep.Broker })
 		r.Change++
 	}
@@ -121,6 +121,9 @@ func (r Row) Promote(reports []Report, known uint64, generation uint64) (Row, er
 	best := Report{}
 	for _, rep := range reports {
 		m, ok := r.Member(rep.Broker)
+		if ok && planted.Bug("term: membership outlives a boot") {
+			m = rep.Member
+		}
 		if (!ok || m != rep.Member) && !planted.Bug("term: promoted from outside the set") || rep.Refused || rep.New || rep.Master || rep.End < known || rep.Broker == r.Master.Broker {
 			continue
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/journal"
+	"github.com/jmqio/jmq/server/planted"
 )
 
 const (
@@ -306,7 +307,7 @@ func (s *Store) trimAlong() error {
 	}
 	s.reclaiming.work.Lock()
 	defer s.reclaiming.work.Unlock()
-	if begin > t.raised && s.Applied() >= heard {
+	if begin > t.raised && (s.Applied() >= heard || planted.Bug("store: trimmed along before it is applied")) {
 		// What lies below begin and was still needed when it was trimmed there has been carried forward, to below heard.
 		if err := s.letGo(begin); err != nil {
 			return err
@@ -336,7 +337,7 @@ func (s *Store) letGo(begin journal.Position) error {
 		// Where the index could not be read the range may be too large.
 		e, err := s.index.Range(k, first-1, first, one[:0])
 		switch {
-		case errors.Is(err, index.ErrTrimmed):
+		case errors.Is(err, index.ErrTrimmed), errors.Is(err, index.ErrBeyond): // its topic was deleted meanwhile
 			continue
 		case err != nil:
 			return s.damaged(err)
