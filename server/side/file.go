@@ -124,8 +124,9 @@ func (f *File) recover() error {
 	}
 	copy(f.mu.nonce[:], h[12:])
 	f.mu.end = fileHeaderBytes
+	synced := int64(0) // when the last record was written
 	for at := int64(fileHeaderBytes); at < size; {
-		payload, next, _, err := f.record(at, size)
+		payload, next, proven, err := f.record(at, size)
 		if err != nil {
 			return err
 		}
@@ -147,13 +148,36 @@ func (f *File) recover() error {
 			return fmt.Errorf("record at %d: %w", at, err)
 		}
 		f.mu.metrics.Entries += uint64(e.Len())
+		synced = min(max(proven, fileHeaderBytes), at)
 		f.mu.end, at = next, next
+	}
+	if f.mu.end == fileHeaderBytes {
+		return f.drop()
 	}
 	if err := f.zero(f.mu.end, size); err != nil {
 		return err
 	}
+	if err := f.keep(synced); err != nil {
+		return err
+	}
 	f.mu.metrics.Bytes = f.mu.end
 	return nil
+}
+
+// keep makes durable what is counted from now on: a process that was killed may have written [from, end) and not synced it, or its sync
+// failed, so that a sync alone would do nothing; and the file's name may be as new.
+func (f *File) keep(from int64) error {
+	b := make([]byte, min(zeroesAtOnce, f.mu.end-from))
+	for at := from; at < f.mu.end; at += int64(len(b)) {
+		b = b[:min(int64(len(b)), f.mu.end-at)]
+		if _, err := f.mu.file.ReadAt(b, at); err != nil {
+			return err
+		}
+		if _, err := f.mu.file.WriteAt(b, at); err != nil {
+			return err
+		}
+	}
+	return errors.Join(f.mu.file.Sync(), f.syncDir())
 }
 
 // setAside renames a file that cannot be read at all.

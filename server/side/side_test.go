@@ -492,3 +492,53 @@ func TestDecode(t *testing.T) {
 		t.Errorf("hand-offs: %v", err)
 	}
 }
+
+// TestKilledThenPowerLoss kills the process at each call of its first appends, which leaves all that it wrote, and not all of it on the disk: there its
+// last sync may have failed too. What the next process shows, or answers, is there after a lost power, and no damage is told.
+func TestKilledThenPowerLoss(t *testing.T) {
+	for _, loseBlocks := range []bool{false, true} {
+		for k, killed := 1, true; killed; k++ {
+			fs := newFS(t, nil)
+			calls := 0
+			fs.SetBefore(func(op journaltest.Op) journaltest.Fault {
+				if op.Changes() {
+					calls++
+				}
+				if calls < k {
+					return journaltest.Fault{}
+				}
+				return journaltest.Fault{Err: journaltest.ErrInjected, LoseBlocks: loseBlocks && calls == k && op.Call == journaltest.Sync}
+			})
+			f := mustOpen(t, Options{FS: fs})
+			answered := 0
+			for n := range uint64(2) {
+				if f.Append(&Entries{Ends: []End{end(n)}}) == nil {
+					answered++
+				}
+			}
+			_ = f.Close()
+			killed = calls >= k
+			fs.SetBefore(nil)
+
+			f = mustOpen(t, Options{FS: fs})
+			shown, err := all(f)
+			if err != nil || len(shown.Ends) < answered || f.Metrics().Damaged != 0 {
+				t.Fatalf("killed at call %d, blocks lost %v: %d entries, %d were answered; %v, %+v", k, loseBlocks, len(shown.Ends), answered, err, f.Metrics())
+			}
+			more := Entries{Ends: []End{end(9)}}
+			for range 2 {
+				left := mustOpen(t, Options{FS: fs.Crash(0, nil)})
+				if got, err := all(left); err != nil || !reflect.DeepEqual(got.Ends, shown.Ends) || left.Metrics().Damaged != 0 {
+					t.Fatalf("killed at call %d, blocks lost %v: %d entries after a lost power, %d were shown; %v, %+v", k, loseBlocks, len(got.Ends), len(shown.Ends), err, left.Metrics())
+				}
+				if err := errors.Join(left.Close(), f.Append(&more)); err != nil {
+					t.Fatal(err)
+				}
+				shown.Ends, more = append(shown.Ends, more.Ends...), Entries{Ends: []End{end(10)}}
+			}
+			if err := f.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
