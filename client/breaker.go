@@ -11,6 +11,7 @@ const (
 	breakerMin      = 50 * time.Millisecond // open for so long at first, half as long again each time that a trial fails
 	breakerMax      = 15 * time.Second      // so what is good again is used within that time
 	breakerTrial    = 3 * time.Second       // within which the outcome of a trial is there
+	breakerSoon     = 5 * time.Second       // for so long one that says when to come again is tried as it says
 )
 
 // breaker says whether sends that have a choice should go to a broker group. It opens when several in a row fail, or one has no
@@ -23,6 +24,7 @@ type breaker struct {
 	mu struct {
 		sync.Mutex
 		until  time.Time // open: no trial before
+		since  time.Time // it was opened, or there was news of the broker group
 		trial  time.Time // until then one is under way
 		pause  time.Duration
 		silent bool // no trial before it answered
@@ -60,8 +62,9 @@ func (b *breaker) succeeded() bool {
 	return b.open.Swap(false)
 }
 
-// failed notes one that was not. stalled: there was no answer, to nothing. It returns whether that opened it.
-func (b *breaker) failed(stalled bool) bool {
+// failed notes one that was not. stalled: there was no answer, to nothing. soon, if not 0: its broker says that it takes sends in a moment, and is to be
+// tried again after that time. It returns whether that opened it.
+func (b *breaker) failed(stalled bool, soon time.Duration) bool {
 	n := b.failures.Add(1)
 	if b.closed() && n < breakerFailures && !stalled {
 		return false
@@ -72,14 +75,19 @@ func (b *breaker) failed(stalled bool) bool {
 	opened := !b.open.Swap(true)
 	switch {
 	case opened:
-		b.mu.pause = max(b.mu.pause, breakerMin)
+		b.mu.pause, b.mu.since = max(b.mu.pause, breakerMin), now
 	case b.mu.trial.IsZero(): // it was under way before
 		b.mu.silent = b.mu.silent || stalled
 		return false
+	case soon > 0 && now.Sub(b.mu.since) < breakerSoon:
 	default:
 		b.mu.pause = min(b.mu.pause+b.mu.pause/2, breakerMax)
 	}
-	b.mu.until, b.mu.trial = now.Add(b.mu.pause), time.Time{}
+	pause := b.mu.pause
+	if soon > 0 && now.Sub(b.mu.since) < breakerSoon {
+		pause = min(pause, soon)
+	}
+	b.mu.until, b.mu.trial = now.Add(pause), time.Time{}
 	b.mu.silent = b.mu.silent || stalled
 	return opened
 }
@@ -101,5 +109,5 @@ func (b *breaker) back() {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.mu.silent, b.mu.until, b.mu.trial, b.mu.pause = false, time.Time{}, time.Time{}, breakerMin
+	b.mu.silent, b.mu.until, b.mu.trial, b.mu.pause, b.mu.since = false, time.Time{}, time.Time{}, breakerMin, time.Now()
 }

@@ -294,30 +294,57 @@ func TestBreaker(t *testing.T) {
 }
 
 // The trial that the news of another master allows comes before that serves: the next ones follow soon, so that a planned hand-over is
-// seen not much later than it is done.
+// seen not much later than it is done; and at once where the broker says that it will serve in a moment, but not for ever.
 func TestBreakerHandOver(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var b breaker
-		for range breakerFailures {
-			b.failed(false)
-		}
-		b.back()
-		named := time.Now()
-		const serves = 300 * time.Millisecond // after it was named
-		for !b.closed() {
-			switch {
-			case !b.allow():
-				time.Sleep(time.Millisecond)
-			case time.Since(named) < serves:
-				b.failed(false)
-			default:
-				b.succeeded()
+	for _, x := range []struct{ serves, soon, late time.Duration }{
+		{300 * time.Millisecond, 0, 150 * time.Millisecond},
+		{2 * time.Second, 20 * time.Millisecond, 25 * time.Millisecond},
+		{time.Minute, 20 * time.Millisecond, breakerMax},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var b breaker
+			for range breakerFailures {
+				b.failed(false, x.soon)
 			}
-		}
-		if d := time.Since(named); d > serves*3/2 {
-			t.Errorf("used again after %v", d)
-		}
-	})
+			b.back()
+			named, trials := time.Now(), 0
+			for !b.closed() {
+				switch {
+				case !b.allow():
+					time.Sleep(time.Millisecond)
+				case time.Since(named) < x.serves:
+					trials++
+					b.failed(false, x.soon)
+				default:
+					b.succeeded()
+				}
+			}
+			if d := time.Since(named) - x.serves; d > x.late {
+				t.Errorf("%v: used again %v after it serves", x, d)
+			}
+			if most := int(breakerSoon/(20*time.Millisecond)) + 30; trials > most {
+				t.Errorf("%v: tried %d times", x, trials)
+			}
+		})
+	}
+}
+
+// Who says that he does not serve yet, but soon, is waited for: the pool does not go back to the broker that was master before.
+func TestServesSoon(t *testing.T) {
+	c := newCluster(&options{}, []string{"x"}, "c")
+	p := c.newPool("bg1", []string{"old"}, 1)
+	p.mu.told = []string{"old"}
+	p.lead([]string{"new"})
+	l := &link{pool: p, addr: "new"}
+	p.follow(&wire.CodeError{Code: wire.CodeNotMaster, RetryAfter: time.Millisecond}, l)
+	if got := p.mu.addrs[0]; got != "new" {
+		t.Errorf("it is at %s", got)
+	}
+	p.follow(&wire.CodeError{Code: wire.CodeNotMaster}, l)
+	if got := p.mu.addrs[0]; got != "old" {
+		t.Errorf("it is at %s though nobody is at the other", got)
+	}
+	c.cancel()
 }
 
 // A topic that cannot be replicated at a broker group keeps no other topic from it.
@@ -551,7 +578,7 @@ func TestTwoAnswersAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		breaker := &p.topic.route.Load().find("bg2", 0).pool.Load().breaker // open: the next goes to bg1 first
-		breaker.failed(true)
+		breaker.failed(true, 0)
 		breaker.mu.silent, breaker.mu.until = false, time.Now().Add(time.Minute)
 		bg1.onProduce = func(r *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) bool {
 			copied := *r

@@ -706,17 +706,19 @@ func (f *flight) judge(target *lane, l *link, err error, stalled bool) {
 	opened := false
 	switch code := codeOf(err); code {
 	case wire.CodeNotMaster:
+		soon := time.Duration(0)
 		if e, ok := errors.AsType[*wire.CodeError](err); ok {
-			p.follow(e.Nodes, l)
+			p.follow(e, l)
+			soon = e.RetryAfter
 		}
-		opened = p.breaker.failed(false)
+		opened = p.breaker.failed(false, soon)
 	case wire.CodeStopping, wire.CodeFailed, wire.CodeUnknown, wire.CodeTooMany, wire.CodeNoSpace, wire.CodeTimeout, wire.CodeDisconnected, wire.CodeReadOnly:
-		opened = p.breaker.failed(stalled)
+		opened = p.breaker.failed(stalled, 0)
 		if stalled {
 			l.ping(p.breaker.answers)
 		}
 	case wire.CodeNotReplicated: // other topics may do with one copy
-		target.refused.failed(false)
+		target.refused.failed(false, 0)
 	}
 	if opened {
 		f.c.o.logger.Warn("sends avoid the broker group", "brokerGroup", target.brokerGroup, "broker", l.addr, "err", err)

@@ -158,9 +158,11 @@ func (p *pool) lead(addrs []string) {
 // followEvery is how often answers may move a broker group: brokers of which none is the master yet may name each other.
 const followEvery = 100 * time.Millisecond
 
-// follow notes that the broker at l is not the master, but that at nodes is. Where it does not know who is, what the route says is tried.
-func (p *pool) follow(nodes []string, l *link) {
-	if p.name == "" {
+// follow notes that the broker at l is not the master, and who is, as it says. Where it does not know who is, what the route says is tried, unless it
+// will know soon.
+func (p *pool) follow(e *wire.CodeError, l *link) {
+	nodes := e.Nodes
+	if p.name == "" || len(nodes) == 0 && e.RetryAfter > 0 {
 		return
 	}
 	now := time.Now()

@@ -65,12 +65,12 @@ func (p *pool) missed(src *pool, l *link, err error) bool {
 	e, _ := errors.AsType[*wire.CodeError](err)
 	if src != p {
 		if code == wire.CodeNotMaster && l != nil && e != nil && p.ready() == nil {
-			p.follow(e.Nodes, l)
+			p.follow(e, l)
 		}
 		return true
 	}
 	if code == wire.CodeNotMaster && l != nil && e != nil {
-		p.follow(e.Nodes, l)
+		p.follow(e, l)
 	}
 	if p.slaves.Load() == nil || wire.Traits[code].Retry != wire.RetryElsewhere {
 		return false
@@ -101,7 +101,7 @@ func (p *pool) elsewhere(l *link, err error) *pool {
 	if l.pool.of != nil {
 		return l.pool.of
 	}
-	l.pool.follow(e.Nodes, l)
+	l.pool.follow(e, l)
 	return p
 }
 

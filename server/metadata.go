@@ -118,6 +118,9 @@ func (md *metadata) follow(context.Context) (err error) {
 	o := registry.FollowerOptions{
 		Addresses: n.Addresses, Self: s.self, OnSnapshot: md.onSnapshot, CacheFile: filepath.Join(s.dir, cacheName), Logger: s.log,
 	}
+	if md.b != nil && md.b.replicas != nil {
+		o.OnCurrent = md.b.replicas.kick // what it may be it decides by a registry that stands by what is known
+	}
 	if o.Dial, err = dialRegistry(n); err != nil {
 		return &StartError{What: "certificates for the registry", Err: err, Next: "see node.registry.caFile, certFile and keyFile"}
 	}

@@ -30,7 +30,8 @@ const (
 	lookEvery      = 250 * time.Millisecond // at a slave: whether its master is away
 	askWithin      = 3 * time.Second        // of a question to the registry
 	handOverWithin = 10 * time.Second
-	tellWaiting    = 2 * time.Second // of a hand-over
+	tellWaiting    = 2 * time.Second       // of a hand-over
+	namedRetry     = 20 * time.Millisecond // clients ask a broker again that was named master and opens its store
 )
 
 // What a broker is, as status says it.
@@ -272,6 +273,7 @@ func (x *replicas) refuse() {
 		e = wire.Errorf(wire.CodeNotMaster, "it is not known who is the master of broker group %s", x.group())
 	case row.Master.Broker == x.name():
 		e = wire.Errorf(wire.CodeNotMaster, "broker %s was named master of broker group %s, and does not serve as that yet: %s", x.name(), x.group(), why)
+		e.RetryAfter = namedRetry
 	default:
 		e = wire.Errorf(wire.CodeNotMaster, "broker %s is a slave of broker group %s", x.name(), x.group())
 		e.Nodes = x.masters()

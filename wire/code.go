@@ -49,7 +49,9 @@ const (
 	CodeMembers      Code = 61 // the group has members
 
 	// Who of the broker group does it.
-	CodeNotMaster     Code = 62 // this broker is not the master, or not the slave that serves now; Nodes: the master's addresses, if it is known
+	// CodeNotMaster: this broker is not the master, or not the slave that serves now; Nodes: the master's addresses, if it is known. RetryAfter: it
+	// becomes the master, or hands over, and is to be asked again soon.
+	CodeNotMaster     Code = 62
 	CodeNotReplicated Code = 63 // a replicated topic, and no slave is in sync: nothing was written
 	CodeReadOnly      Code = 64 // the broker group takes no sends
 	CodeStaleTerm     Code = 65 // between brokers: the asked one has met a higher term, or the session is not the current one

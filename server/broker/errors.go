@@ -30,9 +30,9 @@ var codes = []struct {
 	{journal.ErrUnknown, wire.CodeUnknown, 0, "a write or sync failed: it may be stored"},
 	{journal.ErrNotReplicated, wire.CodeNotReplicated, 0, "no slave is in sync, and the topic is a replicated one: nothing was written"},
 	{journal.ErrFollows, wire.CodeNotMaster, 0, "this broker is a slave"},
-	{journal.ErrFenced, wire.CodeNotMaster, 0, "another broker is the master now"},
-	{replica.ErrNotMaster, wire.CodeNotMaster, 0, "this broker is not the master any more"},
-	{replica.ErrFenced, wire.CodeNotMaster, 0, "another broker is the master now"},
+	{journal.ErrFenced, wire.CodeNotMaster, handRetry, "another broker is the master now"},
+	{replica.ErrNotMaster, wire.CodeNotMaster, handRetry, "this broker hands over to another one, or is not the master any more"},
+	{replica.ErrFenced, wire.CodeNotMaster, handRetry, "another broker is the master now"},
 	{journal.ErrFailed, wire.CodeFailed, 0, failedText},
 	{side.ErrFailed, wire.CodeUnknown, 0, "a write or sync of the side file failed: it may be stored"},
 	{side.ErrFull, wire.CodeNoSpace, 0, "no more acks can be kept for the master: the side file is as large as it may become"},
@@ -54,6 +54,9 @@ var codes = []struct {
 	{context.DeadlineExceeded, wire.CodeTimeout, 0, ""},
 	{context.Canceled, wire.CodeTimeout, 0, ""},
 }
+
+// handRetry is when a broker that was the master until now is asked again: it says who is then.
+const handRetry = 20 * time.Millisecond
 
 const failedText = "the store stopped after a failed write or sync"
 

@@ -55,6 +55,8 @@ type FollowerOptions struct {
 	// ones wait, and only the newest of them is told. What the cache held is told before NewFollower returns. When it returns,
 	// the snapshot counts as in force here. Nil: nobody.
 	OnSnapshot func(*meta.Snapshot)
+	// OnCurrent is told when Current becomes true. It must not block. Nil: nobody.
+	OnCurrent func()
 	// CacheFile keeps what is known over a restart. It holds verifiers of secrets: mode 0600. Empty: nothing is kept.
 	CacheFile string
 	// Logger. Default: nothing is logged.
@@ -71,6 +73,9 @@ func (o FollowerOptions) withDefaults() FollowerOptions {
 	}
 	if o.OnSnapshot == nil {
 		o.OnSnapshot = func(*meta.Snapshot) {}
+	}
+	if o.OnCurrent == nil {
+		o.OnCurrent = func() {}
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -338,6 +343,7 @@ type conversation struct {
 	watchBy time.Time // when the watch must have been answered
 	again   bool      // a heartbeat is due as soon as the one under way is answered
 	poor    time.Time // since when the node has no database, or knows less than we do; zero: it does not
+	current bool      // as of the last heartbeat
 	refused string    // what heartbeats were answered last, if not ok
 	stage   *stage
 }
@@ -448,6 +454,10 @@ func (c *conversation) run() (answered bool, err error) {
 					f.o.Logger.Info("a registry node is followed", "registry", c.address)
 				}
 				f.answered.Store(int64(time.Since(f.begun)))
+				was := c.current
+				if c.current = f.Current(); c.current && !was {
+					f.o.OnCurrent()
+				}
 				if c.again {
 					c.again = false
 					err = c.beat()
