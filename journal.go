@@ -25,7 +25,7 @@ import (
 func journalCommand() *cobra.Command {
 	var output string
 	var quiet bool
-	var folders stoppedFolder
+	folders := stoppedFolder{instead: "verify a copy of the folder"}
 	verify := &cobra.Command{
 		Use: "verify FOLDER", Short: "Read a journal from end to end and say what is in it, and whether it is whole", Args: cobra.ExactArgs(1),
 		Long: `Read the journal in a data folder from its first byte to its last, and say what was checked. It changes nothing; the broker of the
@@ -159,22 +159,34 @@ func verifyJournal(cmd *cobra.Command, folders *stoppedFolder, folder, output st
 }
 
 // stoppedFolder is the data folder of a stopped broker, as a command names it.
-type stoppedFolder struct{ journal string }
+type stoppedFolder struct {
+	journal string
+	instead string // what else can be done while the broker runs; "": nothing
+}
 
 func (s *stoppedFolder) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.journal, "journal", "", "the journal's folder, where broker.journal.folder names one (default: journal in FOLDER)")
 }
 
-// open returns the journal's folder, and keeps brokers away until release is called.
-func (s *stoppedFolder) open(folder string) (journal string, release func(), err error) {
+// find returns the journal's folder, whoever has it open.
+func (s *stoppedFolder) find(folder string) (journal string, err error) {
 	journal = s.journal
 	if journal == "" {
 		journal = filepath.Join(folder, "journal")
 	}
-	if err := checkVerifiable(folder, journal); err != nil {
+	return journal, checkVerifiable(folder, journal)
+}
+
+// open returns the journal's folder, and keeps brokers away until release is called.
+func (s *stoppedFolder) open(folder string) (journal string, release func(), err error) {
+	if journal, err = s.find(folder); err != nil {
 		return "", nil, err
 	}
-	lock, err := lockStopped(folder)
+	next := "stop its broker first"
+	if s.instead != "" {
+		next += ", or " + s.instead
+	}
+	lock, err := lockStopped(folder, next)
 	if err != nil {
 		return "", nil, err
 	}
@@ -201,8 +213,8 @@ func checkVerifiable(folder, dir string) error {
 }
 
 // lockStopped makes sure that no broker has the folder open, and keeps it so until the lock is closed. On media that
-// cannot be written there is no lock, and none is needed.
-func lockStopped(folder string) (io.Closer, error) {
+// cannot be written there is no lock, and none is needed. next is what to do when one has it open.
+func lockStopped(folder, next string) (io.Closer, error) {
 	real, err := filepath.EvalSymlinks(absolute(folder))
 	if err != nil {
 		return nil, err
@@ -218,7 +230,7 @@ func lockStopped(folder string) (io.Closer, error) {
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
 		return nil, nil
 	}
-	return nil, &server.StartError{What: "data folder " + real, Err: local.ErrInUse, Next: "stop its broker first, or verify a copy of the folder"}
+	return nil, &server.StartError{What: "data folder " + real, Err: local.ErrInUse, Next: next}
 }
 
 func resultOf(dir string, r journal.Report) verifyResult {

@@ -73,10 +73,10 @@ func isAside(path string) bool {
 
 func journalAsideCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "aside", Short: "See, or remove, ends of a stopped broker's journal that were set aside",
-		Long: `See, or remove, ends of a stopped broker's journal that were set aside. When a broker returns that has records which the broker group's master has not,
+		Use: "aside", Short: "See, or remove, ends of a broker's journal that were set aside",
+		Long: `See, or remove, ends of a broker's journal that were set aside. When a broker returns that has records which the broker group's master has not,
 they are cut off and kept in files, which jmq journal dump reads. Where some may have been acknowledged, as after a promotion by force, their
-messages are sent again. The files stay until they are removed here.`,
+messages are sent again. The files stay until they are removed here, while the broker is stopped.`,
 	}
 	cmd.AddCommand(journalAsideListCommand(), journalAsideRemoveCommand())
 	return cmd
@@ -86,13 +86,12 @@ func journalAsideListCommand() *cobra.Command {
 	var folders stoppedFolder
 	var output string
 	cmd := &cobra.Command{
-		Use: "ls FOLDER", Short: "List what was set aside, and what became of its messages", Args: cobra.ExactArgs(1),
+		Use: "ls FOLDER", Short: "List what was set aside, and what became of its messages, while the broker runs too", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			dir, release, err := folders.open(args[0])
+			dir, err := folders.find(args[0])
 			if err != nil {
 				return err
 			}
-			defer release()
 			asides, err := journal.ListAside(vfs.Default, dir)
 			if err != nil {
 				return err
@@ -111,7 +110,7 @@ func journalAsideListCommand() *cobra.Command {
 }
 
 func journalAsideRemoveCommand() *cobra.Command {
-	var folders stoppedFolder
+	folders := stoppedFolder{instead: "wait: while it runs it may send their messages again (jmq journal aside ls says how far it is)"}
 	var sure confirmation
 	var all bool
 	cmd := &cobra.Command{

@@ -77,6 +77,17 @@ func TestJournalAside(t *testing.T) {
 	local.fails(exitUsage, "give names, or --all", "", "journal aside rm", folder)
 	local.fails(exitNotFound, "was not set aside", "", "journal aside rm --yes", folder, "other.journal")
 	local.fails(exitUsage, "were not all sent again: "+names[1], "", "journal aside rm", folder, names[1])
+	held, err := vfs.Default.Lock(filepath.Join(folder, "LOCK")) // as a broker that runs
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out := local.ok("", "journal aside ls", folder); !strings.Contains(out, names[0]) || !strings.Contains(out, names[1]) {
+		t.Errorf("while its broker runs: %s", out)
+	}
+	local.fails(exitError, "in use; stop its broker first, or wait: while it runs it may send", "", "journal aside rm --all --yes", folder)
+	if err := held.Close(); err != nil {
+		t.Fatal(err)
+	}
 	if out := local.ok("", "journal aside rm --all --yes", folder); out != "removed "+names[0]+"\n" {
 		t.Errorf("%s", out)
 	}

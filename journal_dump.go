@@ -32,7 +32,7 @@ type dumpOptions struct {
 }
 
 func journalDumpCommand() *cobra.Command {
-	var o dumpOptions
+	o := dumpOptions{folders: stoppedFolder{instead: "dump a copy of the folder"}}
 	cmd := &cobra.Command{
 		Use: "dump FOLDER|FILE", Short: "Print the records of a stopped broker's journal, with what they say", Args: cobra.ExactArgs(1),
 		Long: `Print the records of the journal in a data folder, in order, with what they say: topics that were made, changed and deleted, and groups that

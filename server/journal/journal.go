@@ -359,9 +359,11 @@ type Journal struct {
 	stop      chan struct{}
 	wg        sync.WaitGroup
 
-	trimMu sync.Mutex // one Trim, Truncate, CutTo, Heal, Mend or WriteFooter at a time; before syncMu
+	trimMu sync.Mutex // one Trim, Truncate, CutTo, Heal, Mend, Restore or WriteFooter at a time; before syncMu
 	syncMu sync.Mutex // one Sync at a time, and no cut meanwhile; before the right to commit and mu
 	copied copying    // of CopyRecords, which has the right to commit
+
+	lookedAt time.Time // under trimMu: of the folder when Restore last found all files there
 }
 
 // Open recovers the journal in opts.Dir, or makes one, and starts a new epoch (opts.Term, one start higher than the

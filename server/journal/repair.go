@@ -125,7 +125,7 @@ func repairFolder(fsys vfs.FS, dir string, o RepairOptions, r *RepairReport) err
 	}
 	if !o.DryRun {
 		for _, s := range missing {
-			if err := makeLost(fsys, dir, s, l, 0); err != nil {
+			if err := makeLost(fsys, dir, s, Hole{s.base, s.limit()}, l, 0); err != nil {
 				return err
 			}
 		}
@@ -201,7 +201,7 @@ func repairFolder(fsys vfs.FS, dir string, o RepairOptions, r *RepairReport) err
 	}
 	lost.To = max(lost.To, lost.From+recordHeaderBytes)
 	r.End = lost.To
-	return makeLost(fsys, dir, lostSegment(fsys, dir, last, lost), l, s.last)
+	return makeLost(fsys, dir, lostSegment(fsys, dir, last, lost), lost, l, s.last)
 }
 
 // lostSegment is a segment of nothing but what is lost.
@@ -210,9 +210,8 @@ func lostSegment(fsys vfs.FS, dir string, before *segment, lost Hole) *segment {
 	return newSegment(h, fsys.PathJoin(dir, segmentName(lost.From)), nil)
 }
 
-// makeLost makes the file of s, one of lostSegment's, between the segments of l. Epoch 0 is that of the next record there is.
-func makeLost(fsys vfs.FS, dir string, s *segment, l segments, epoch Epoch) error {
-	h := Hole{s.base, s.limit()}
+// makeLost makes the file of s, whose records h are all lost, between the segments of l. Epoch 0 is that of the next record there is.
+func makeLost(fsys vfs.FS, dir string, s *segment, h Hole, l segments, epoch Epoch) error {
 	for i := 0; epoch == 0 && i < len(l); i++ {
 		if l[i].base < h.To {
 			continue

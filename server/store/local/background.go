@@ -139,7 +139,8 @@ func (s *Store) run() {
 // lookEvery is how often the store looks whether its folder is still there.
 const lookEvery = time.Second
 
-// lookAtFolder stops the store when its folder was deleted or replaced: what it writes is seen by nobody who starts again.
+// lookAtFolder stops the store when its folder was deleted or replaced: what it writes is seen by nobody who starts again. Single files of the log
+// that were deleted are made again.
 func (s *Store) lookAtFolder() {
 	if s.Err() != nil {
 		return
@@ -147,7 +148,9 @@ func (s *Store) lookAtFolder() {
 	if err := s.folder.replaced(); err != nil {
 		_ = s.log.Fail(err) // which is what Err says
 		s.fail()
+		return
 	}
+	s.restoreFiles()
 }
 
 // trimFollowed trims along with the log that is followed.

@@ -114,13 +114,14 @@ func (l *nullLog) TryLead() bool {
 	l.o.AfterCommit()
 	return true
 }
-func (l *nullLog) Begin() journal.Position     { return 0 }
-func (l *nullLog) Committed() journal.Position { return l.pos }
-func (l *nullLog) Holes() []journal.Hole       { return nil }
-func (l *nullLog) Epoch() journal.Epoch        { return 1 }
-func (l *nullLog) Err() error                  { return nil }
-func (l *nullLog) Close() error                { return nil }
-func (l *nullLog) Metrics() journal.Metrics    { return journal.Metrics{} }
+func (l *nullLog) Begin() journal.Position          { return 0 }
+func (l *nullLog) Committed() journal.Position      { return l.pos }
+func (l *nullLog) Holes() []journal.Hole            { return nil }
+func (l *nullLog) Restore() ([]journal.Hole, error) { return nil, nil }
+func (l *nullLog) Epoch() journal.Epoch             { return 1 }
+func (l *nullLog) Err() error                       { return nil }
+func (l *nullLog) Close() error                     { return nil }
+func (l *nullLog) Metrics() journal.Metrics         { return journal.Metrics{} }
 
 // BenchmarkOverhead measures what the store adds to an append: order, index, table, callback; by messages a batch, with producers that
 // number them, each its own, and without.

@@ -17,6 +17,8 @@ type healing struct {
 	ctx    context.Context // ends with the store
 	cancel context.CancelFunc
 
+	restoring string // what restoreFiles found wrong last; the background goroutine's own
+
 	mu struct {
 		sync.Mutex
 		wanted map[journal.Position]bool // false: there was no damage, and it is not looked at again
@@ -80,10 +82,7 @@ func (s *Store) healNow(at journal.Position) (journal.Hole, error) {
 	before := len(s.log.Holes())
 	hole, err := s.healAt(at)
 	if err == nil && len(s.log.Holes()) > before {
-		// What else was in the hole the tables know: with a checkpoint they need not be told it again.
-		if err := s.Checkpoint(); err != nil && !errors.Is(err, journal.ErrClosed) {
-			s.opt.Logger.Error("checkpoint failed", "folder", s.folder.dir, "err", err)
-		}
+		s.checkpointHeal()
 	}
 	return hole, err
 }
@@ -100,21 +99,51 @@ func (s *Store) healAt(at journal.Position) (journal.Hole, error) {
 		return hole, err
 	}
 	for _, made := range s.log.Holes() { // all that was damaged in the segment
-		if slices.Contains(before, made) {
-			continue
-		}
-		n := s.messagesIn(made)
-		h := &s.healing.mu
-		h.Lock()
-		h.healed++
-		h.lost += int64(n)
-		h.unmended = append(h.unmended, made)
-		h.Unlock()
-		if !s.mend(made) {
-			s.opt.Logger.Error("messages are lost to damage of the journal", "folder", s.folder.journal, "position", made.From, "to", made.To, "messages", n)
+		if !slices.Contains(before, made) {
+			s.made(made)
 		}
 	}
 	return hole, nil
+}
+
+// made counts a new hole, and asks a copy for what was in it.
+func (s *Store) made(hole journal.Hole) {
+	n := s.messagesIn(hole)
+	h := &s.healing.mu
+	h.Lock()
+	h.healed++
+	h.lost += int64(n)
+	h.unmended = append(h.unmended, hole)
+	h.Unlock()
+	if !s.mend(hole) {
+		s.opt.Logger.Error("messages are lost to damage of the journal", "folder", s.folder.journal, "position", hole.From, "to", hole.To, "messages", n)
+	}
+}
+
+// restoreFiles sees to files of the log that were deleted. The background goroutine calls it.
+func (s *Store) restoreFiles() {
+	lost, err := s.log.Restore()
+	for _, hole := range lost {
+		s.made(hole)
+	}
+	if len(lost) > 0 {
+		s.checkpointHeal()
+	}
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != "" && text != s.healing.restoring {
+		s.opt.Logger.Error("a file of the journal was deleted and cannot be made again, trying on", "folder", s.folder.journal, "err", err)
+	}
+	s.healing.restoring = text
+}
+
+// checkpointHeal writes a checkpoint after a hole was made. What else was in it the tables know: with a checkpoint they need not be told it again.
+func (s *Store) checkpointHeal() {
+	if err := s.Checkpoint(); err != nil && !errors.Is(err, journal.ErrClosed) {
+		s.opt.Logger.Error("checkpoint failed", "folder", s.folder.dir, "err", err)
+	}
 }
 
 // isHole says whether what a hole was made of is still lost.

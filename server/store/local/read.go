@@ -120,6 +120,7 @@ func (s *Store) unreadable(p store.Partition, i index.Index, err error) error {
 		if first, _ := s.index.Bounds(keyOf(p)); first > i {
 			return fmt.Errorf("%w: %d, the first is %d", store.ErrTrimmed, i, first)
 		}
+		return fmt.Errorf("%w: the file of its segment is gone, and will be made again", store.ErrDamaged)
 	case errors.Is(err, errLost):
 		return s.gap(p, i, journal.Hole{})
 	case errors.As(err, new(*store.GapError)):

@@ -28,13 +28,14 @@ type Log interface {
 	Trim(before journal.Position) error
 	// GiveRoom is journal.Journal's: it gives up what is prepared for later.
 	GiveRoom() (bool, error)
-	// Segments, Bytes, Scrub, the footers, Heal and Holes are journal.Journal's.
+	// Segments, Bytes, Scrub, the footers, Heal, Restore and Holes are journal.Journal's.
 	Segments() []journal.SegmentInfo
 	Bytes() journal.FolderBytes
 	Scrub(base journal.Position, pace func(bytes int) error, each func(journal.Record) error) error
 	WriteFooter(base journal.Position, blob []byte) error
 	ReadFooter(base journal.Position) ([]byte, error)
 	Heal(at journal.Position) (journal.Hole, error)
+	Restore() ([]journal.Hole, error)
 	Holes() []journal.Hole
 	Epoch() journal.Epoch
 	Err() error
