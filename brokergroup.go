@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -44,6 +45,7 @@ type slaveInfo struct {
 	BehindBytes uint64 `json:"behindBytes"`
 	BehindMs    int64  `json:"behindMs"`
 	AckUs       int64  `json:"ackUs"`
+	JoinMs      int64  `json:"joinMs,omitempty"` // it is in step, and joins after so long
 }
 
 func replicaOf(r *admin.Replica) *replicaInfo {
@@ -55,7 +57,7 @@ func replicaOf(r *admin.Replica) *replicaInfo {
 		Serving: r.Serving, Fresh: r.Fresh, SyncDelayMs: r.SyncDelay.Milliseconds(), Store: r.Store, Boot: r.Boot,
 	}
 	for _, s := range r.Slaves {
-		i.Slaves = append(i.Slaves, slaveInfo{s.Broker, s.InSync, s.State, s.Acked, s.Behind, s.Lag.Milliseconds(), s.Ack.Microseconds()})
+		i.Slaves = append(i.Slaves, slaveInfo{s.Broker, s.InSync, s.State, s.Acked, s.Behind, s.Lag.Milliseconds(), s.Ack.Microseconds(), s.Join.Milliseconds()})
 	}
 	return i
 }
@@ -89,7 +91,7 @@ type brokerGroupInfo struct {
 	Name      string     `json:"name"`
 	Mode      string     `json:"mode"`
 	State     string     `json:"state"`
-	Condition string     `json:"condition"` // ok, degraded, full, no-master, waiting, refused; with why, and since when
+	Condition string     `json:"condition"` // ok, degraded, full, silent, no-master, waiting, refused; with why, and since when
 	Term      uint32     `json:"term"`
 	Master    string     `json:"master,omitempty"`
 	Forced    bool       `json:"forced,omitempty"`
@@ -166,7 +168,13 @@ func listCopies(g admin.BrokerGroup) listing {
 		}
 		if s, ok := slaves[n.Name]; ok {
 			row[3], row[7], row[8] = yesText(s.InSync), fmt.Sprintf("%s, %v", formatSize(int64(s.Behind)), s.Lag.Round(time.Millisecond)), s.Ack
-			if !s.InSync && s.State != "" {
+			switch {
+			case s.InSync:
+			case n.Replica != nil && n.Replica.NoRoom != "" && !n.Away: // it backs off, and its master takes it as away meanwhile
+				row[3] = "no room"
+			case s.Join > 0:
+				row[3] = "joins in " + (s.Join + time.Second - 1).Truncate(time.Second).String()
+			case s.State != "":
 				row[3] = s.State
 			}
 			if s.State == "refused" {
@@ -201,8 +209,9 @@ func brokerGroupStatusCommand() *cobra.Command {
 		Long: `Say who is master, which slaves are in sync, and what is wrong: all broker groups, one a line, or one with its brokers.
 
 Conditions: ok; degraded, it goes on with fewer copies than it has brokers; full, its
-master takes no messages, for its disk is full; waiting, its master lives and does not serve yet; no-master, its master is away or
-failed: nothing is sent to it, and a slave gives what is there; refused, a broker would have to give up what it knows to be committed, and an operator must look.
+master takes no messages, for its disk is full; silent, its master was not heard for a while; no-master, its master is away or failed: nothing is sent to it, and a
+slave gives what is there; waiting, its master lives and does not serve yet; refused, a broker would have to give up what it knows to be committed, and an
+operator must look.
 
 With --watch it is said again and again, until Ctrl-C; a registry that is away is waited for.`,
 		Example:           "  jmq broker-group status\n  jmq broker-group status b1 --watch",
@@ -243,6 +252,9 @@ func brokerGroupArg(args []string) (string, error) {
 	return args[0], err
 }
 
+// joinsIn counts down: that is no news.
+var joinsIn = regexp.MustCompile(`joins in [0-9hms]+`)
+
 // watchBrokerGroups says it until ctx ends: on a terminal in place, elsewhere whenever something is another than before.
 func watchBrokerGroups(cmd *cobra.Command, c *connection, name, output string, every time.Duration) error {
 	cl, err := c.dial(cmd, client.WithApp(appOfThisUser()))
@@ -263,7 +275,7 @@ func watchBrokerGroups(cmd *cobra.Command, c *connection, name, output string, e
 			away = false
 			if output == "table" && isTerminal(w) {
 				fmt.Fprintf(w, "\x1b[H\x1b[2J%s, every %v; Ctrl-C ends\n\n", time.Now().Format(time.TimeOnly), every)
-			} else if now := fmt.Sprint(listBrokerGroups(groups).rows); now == last {
+			} else if now := joinsIn.ReplaceAllString(fmt.Sprint(listBrokerGroups(groups).rows), ""); now == last {
 				break
 			} else {
 				last = now
@@ -456,6 +468,8 @@ slave served. A registry that goes away in between is waited for: until it says 
 	return cmd
 }
 
+var drainEvery = 2 * time.Second // that drain --wait asks; shorter in a test
+
 func brokerGroupDrainCommand() *cobra.Command {
 	var x operation
 	var wait bool
@@ -469,6 +483,8 @@ With --wait it is asked again until then. It is undone by jmq broker-group activ
 	cmd.Flags().BoolVar(&wait, "wait", false, "wait until nothing is left, or Ctrl-C")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		x.o.Action = admin.Drain
+		w := cmd.ErrOrStderr()
+		last := ""
 		for {
 			done := false
 			err := x.run(cmd, args, func(ctx context.Context, a *admin.Admin) error {
@@ -477,8 +493,18 @@ With --wait it is asked again until then. It is undone by jmq broker-group activ
 					return err
 				}
 				if done = r.Done || x.o.DryRun || !wait || len(r.Left) == 0; !done {
-					fmt.Fprintf(cmd.ErrOrStderr(), "%d left: %s\n", len(r.Left), r.Left[0])
+					line := fmt.Sprintf("%d left: %s", len(r.Left), r.Left[0])
+					switch {
+					case isTerminal(w):
+						fmt.Fprint(w, "\r\x1b[K", line)
+					case line != last:
+						fmt.Fprintln(w, line)
+					}
+					last = line
 					return nil
+				}
+				if last != "" && isTerminal(w) {
+					fmt.Fprint(w, "\r\x1b[K")
 				}
 				if err := x.print(cmd, r); err != nil {
 					return err
@@ -492,7 +518,7 @@ With --wait it is asked again until then. It is undone by jmq broker-group activ
 			if err != nil || done {
 				return err
 			}
-			if !sleep(cmd.Context(), 2*time.Second) {
+			if !sleep(cmd.Context(), drainEvery) {
 				return errors.New("it takes no more messages, and something is left: say it again to wait, or undo it by jmq broker-group activate " + args[0])
 			}
 		}

@@ -226,7 +226,7 @@ func printGroup(w io.Writer, output string, g *wire.GroupSummary, lags []*wire.G
 	if output == "table" {
 		var b strings.Builder
 		fmt.Fprintf(&b, "group       %s on %s, %s\n", g.Group, g.Topic, modeOf(g.Policy))
-		fmt.Fprintf(&b, "lag         %d messages; %d leased to %d members, %d fetches wait\n", g.Lag, g.Leased, g.Members, g.Waiting)
+		fmt.Fprintf(&b, "lag         %s; %d leased to %s, %s\n", counted(g.Lag, "message"), g.Leased, counted(g.Members, "member"), waiting(g.Waiting))
 		fmt.Fprintf(&b, "active      %s", ago(g.ActiveNs, now))
 		if g.Abandoned {
 			b.WriteString("; abandoned: it holds no message any more")
@@ -245,6 +245,14 @@ func printGroup(w io.Writer, output string, g *wire.GroupSummary, lags []*wire.G
 		}
 	}
 	return printListing(w, output, l)
+}
+
+// waiting is how many fetches wait.
+func waiting(n uint32) string {
+	if n == 1 {
+		return "1 fetch waits"
+	}
+	return fmt.Sprintf("%d fetches wait", n)
 }
 
 // lagInfo is the stable form of where a group stands in a partition.

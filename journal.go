@@ -288,7 +288,7 @@ func printVerify(w io.Writer, output string, v verifyResult) error {
 	}
 	line("spares", "%d prepared files", v.Spares)
 	if len(v.SetAside) > 0 {
-		line("set aside", "%d ends that another copy has not: see jmq journal aside ls", len(v.SetAside))
+		line("set aside", "%s that another copy has not: see jmq journal aside ls", counted(len(v.SetAside), "end"))
 	}
 	if len(v.Holes) > 0 {
 		line("lost", "lost to damage before, and known to be: %s: %s", counted(len(v.Holes), "range"), shorten(rangeTexts(v.Holes)))

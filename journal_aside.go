@@ -154,7 +154,7 @@ all dealt with goes only when it is named: they are lost with it.`,
 				fmt.Fprintln(cmd.OutOrStdout(), "nothing to remove")
 				return nil
 			}
-			what := fmt.Sprintf("remove %d files for good", len(names))
+			what := "remove " + counted(len(names), "file") + " for good"
 			if len(unsettled) > 0 {
 				what += ", with messages that are nowhere else and were not all sent again: " + strings.Join(unsettled, ", ")
 			}

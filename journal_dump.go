@@ -312,7 +312,7 @@ func (d *recordDecoder) expiries(payload []byte) (string, any, error) {
 	ranges := []rangeInfo{}
 	for _, e := range expiries {
 		for _, r := range e.Ranges {
-			ranges = append(ranges, rangeInfo{d.group(e.Group), d.topic(e.Topic), e.Partition, e.Generation, fmt.Sprintf("expired %d times", e.Count), uint64(r.From), uint64(r.To)})
+			ranges = append(ranges, rangeInfo{d.group(e.Group), d.topic(e.Topic), e.Partition, e.Generation, "expired " + counted(e.Count, "time"), uint64(r.From), uint64(r.To)})
 		}
 	}
 	return sayRanges(ranges), ranges, nil

@@ -261,7 +261,7 @@ func limitText(l meta.Limit) string {
 		parts = append(parts, formatSize(l.BytesPerSecond)+"/s")
 	}
 	if l.Connections > 0 {
-		parts = append(parts, fmt.Sprintf("%d connections", l.Connections))
+		parts = append(parts, counted(l.Connections, "connection"))
 	}
 	return orText(strings.Join(parts, ", "), "-")
 }

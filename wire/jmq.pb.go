@@ -2659,6 +2659,7 @@ type HeartbeatRequest struct {
 	Connections     uint32                 `protobuf:"varint,14,opt,name=connections,proto3" json:"connections,omitempty"`
 	Replica         *ReplicaStatus         `protobuf:"bytes,15,opt,name=replica,proto3" json:"replica,omitempty"` // of a broker
 	Slave           bool                   `protobuf:"varint,16,opt,name=slave,proto3" json:"slave,omitempty"`    // as configured: it never becomes its broker group's first master
+	Twins           []*Twin                `protobuf:"bytes,17,rep,name=twins,proto3" json:"twins,omitempty"`     // of a registry node: whose heartbeats it refuses, for another process has the name
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -2805,6 +2806,65 @@ func (x *HeartbeatRequest) GetSlave() bool {
 	return false
 }
 
+func (x *HeartbeatRequest) GetTwins() []*Twin {
+	if x != nil {
+		return x.Twins
+	}
+	return nil
+}
+
+type Twin struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Addresses     []string               `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"` // of the one that is refused
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Twin) Reset() {
+	*x = Twin{}
+	mi := &file_jmq_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Twin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Twin) ProtoMessage() {}
+
+func (x *Twin) ProtoReflect() protoreflect.Message {
+	mi := &file_jmq_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Twin.ProtoReflect.Descriptor instead.
+func (*Twin) Descriptor() ([]byte, []int) {
+	return file_jmq_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *Twin) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Twin) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
 // ReplicaStatus is what a broker says of its copy of the broker group's journal.
 type ReplicaStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2830,7 +2890,7 @@ type ReplicaStatus struct {
 
 func (x *ReplicaStatus) Reset() {
 	*x = ReplicaStatus{}
-	mi := &file_jmq_proto_msgTypes[37]
+	mi := &file_jmq_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2842,7 +2902,7 @@ func (x *ReplicaStatus) String() string {
 func (*ReplicaStatus) ProtoMessage() {}
 
 func (x *ReplicaStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[37]
+	mi := &file_jmq_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2855,7 +2915,7 @@ func (x *ReplicaStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaStatus.ProtoReflect.Descriptor instead.
 func (*ReplicaStatus) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{37}
+	return file_jmq_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReplicaStatus) GetStore() string {
@@ -2979,15 +3039,16 @@ type SlaveStatus struct {
 	Acked         uint64                 `protobuf:"varint,5,opt,name=acked,proto3" json:"acked,omitempty"`
 	LagBytes      uint64                 `protobuf:"varint,6,opt,name=lag_bytes,json=lagBytes,proto3" json:"lag_bytes,omitempty"`
 	LagMs         uint64                 `protobuf:"varint,7,opt,name=lag_ms,json=lagMs,proto3" json:"lag_ms,omitempty"`
-	State         string                 `protobuf:"bytes,8,opt,name=state,proto3" json:"state,omitempty"`               // in-sync, catching-up, full-copy, away, refused
-	AckUs         uint64                 `protobuf:"varint,9,opt,name=ack_us,json=ackUs,proto3" json:"ack_us,omitempty"` // from push to ack, the median of the last ones
+	State         string                 `protobuf:"bytes,8,opt,name=state,proto3" json:"state,omitempty"`                   // in-sync, catching-up, full-copy, away, refused
+	AckUs         uint64                 `protobuf:"varint,9,opt,name=ack_us,json=ackUs,proto3" json:"ack_us,omitempty"`     // from push to ack, the median of the last ones
+	JoinMs        uint64                 `protobuf:"varint,10,opt,name=join_ms,json=joinMs,proto3" json:"join_ms,omitempty"` // it is in step, and joins after so long; 0: it is not, or it has joined
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SlaveStatus) Reset() {
 	*x = SlaveStatus{}
-	mi := &file_jmq_proto_msgTypes[38]
+	mi := &file_jmq_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2999,7 +3060,7 @@ func (x *SlaveStatus) String() string {
 func (*SlaveStatus) ProtoMessage() {}
 
 func (x *SlaveStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[38]
+	mi := &file_jmq_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3012,7 +3073,7 @@ func (x *SlaveStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlaveStatus.ProtoReflect.Descriptor instead.
 func (*SlaveStatus) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{38}
+	return file_jmq_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SlaveStatus) GetBroker() string {
@@ -3078,6 +3139,13 @@ func (x *SlaveStatus) GetAckUs() uint64 {
 	return 0
 }
 
+func (x *SlaveStatus) GetJoinMs() uint64 {
+	if x != nil {
+		return x.JoinMs
+	}
+	return 0
+}
+
 // A master's compare-and-set. row is the JSON of server/term.Row.
 type ChangeReplicationRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3089,7 +3157,7 @@ type ChangeReplicationRequest struct {
 
 func (x *ChangeReplicationRequest) Reset() {
 	*x = ChangeReplicationRequest{}
-	mi := &file_jmq_proto_msgTypes[39]
+	mi := &file_jmq_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3101,7 +3169,7 @@ func (x *ChangeReplicationRequest) String() string {
 func (*ChangeReplicationRequest) ProtoMessage() {}
 
 func (x *ChangeReplicationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[39]
+	mi := &file_jmq_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3114,7 +3182,7 @@ func (x *ChangeReplicationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeReplicationRequest.ProtoReflect.Descriptor instead.
 func (*ChangeReplicationRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{39}
+	return file_jmq_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ChangeReplicationRequest) GetBrokerGroup() string {
@@ -3141,7 +3209,7 @@ type ChangeReplicationResponse struct {
 
 func (x *ChangeReplicationResponse) Reset() {
 	*x = ChangeReplicationResponse{}
-	mi := &file_jmq_proto_msgTypes[40]
+	mi := &file_jmq_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3153,7 +3221,7 @@ func (x *ChangeReplicationResponse) String() string {
 func (*ChangeReplicationResponse) ProtoMessage() {}
 
 func (x *ChangeReplicationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[40]
+	mi := &file_jmq_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3166,7 +3234,7 @@ func (x *ChangeReplicationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeReplicationResponse.ProtoReflect.Descriptor instead.
 func (*ChangeReplicationResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{40}
+	return file_jmq_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ChangeReplicationResponse) GetRow() []byte {
@@ -3198,7 +3266,7 @@ type BrokerGroupRequest struct {
 
 func (x *BrokerGroupRequest) Reset() {
 	*x = BrokerGroupRequest{}
-	mi := &file_jmq_proto_msgTypes[41]
+	mi := &file_jmq_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3210,7 +3278,7 @@ func (x *BrokerGroupRequest) String() string {
 func (*BrokerGroupRequest) ProtoMessage() {}
 
 func (x *BrokerGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[41]
+	mi := &file_jmq_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3223,7 +3291,7 @@ func (x *BrokerGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerGroupRequest.ProtoReflect.Descriptor instead.
 func (*BrokerGroupRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{41}
+	return file_jmq_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *BrokerGroupRequest) GetBrokerGroup() string {
@@ -3287,7 +3355,7 @@ type BrokerGroupResponse struct {
 
 func (x *BrokerGroupResponse) Reset() {
 	*x = BrokerGroupResponse{}
-	mi := &file_jmq_proto_msgTypes[42]
+	mi := &file_jmq_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3299,7 +3367,7 @@ func (x *BrokerGroupResponse) String() string {
 func (*BrokerGroupResponse) ProtoMessage() {}
 
 func (x *BrokerGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[42]
+	mi := &file_jmq_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3312,7 +3380,7 @@ func (x *BrokerGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerGroupResponse.ProtoReflect.Descriptor instead.
 func (*BrokerGroupResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{42}
+	return file_jmq_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *BrokerGroupResponse) GetGroups() []*BrokerGroupStatus {
@@ -3350,14 +3418,14 @@ type BrokerGroupStatus struct {
 	State         string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"` // active, read-only, draining
 	Row           []byte                 `protobuf:"bytes,4,opt,name=row,proto3" json:"row,omitempty"`     // JSON of server/term.Row; empty: it has none yet
 	Brokers       []*Node                `protobuf:"bytes,5,rep,name=brokers,proto3" json:"brokers,omitempty"`
-	Condition     string                 `protobuf:"bytes,6,opt,name=condition,proto3" json:"condition,omitempty"` // ok, degraded, full, no-master, waiting, refused; with why
+	Condition     string                 `protobuf:"bytes,6,opt,name=condition,proto3" json:"condition,omitempty"` // ok, degraded, full, silent, no-master, waiting, refused; with why
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BrokerGroupStatus) Reset() {
 	*x = BrokerGroupStatus{}
-	mi := &file_jmq_proto_msgTypes[43]
+	mi := &file_jmq_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3369,7 +3437,7 @@ func (x *BrokerGroupStatus) String() string {
 func (*BrokerGroupStatus) ProtoMessage() {}
 
 func (x *BrokerGroupStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[43]
+	mi := &file_jmq_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3382,7 +3450,7 @@ func (x *BrokerGroupStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerGroupStatus.ProtoReflect.Descriptor instead.
 func (*BrokerGroupStatus) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{43}
+	return file_jmq_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *BrokerGroupStatus) GetBrokerGroup() string {
@@ -3439,7 +3507,7 @@ type EpochStart struct {
 
 func (x *EpochStart) Reset() {
 	*x = EpochStart{}
-	mi := &file_jmq_proto_msgTypes[44]
+	mi := &file_jmq_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3451,7 +3519,7 @@ func (x *EpochStart) String() string {
 func (*EpochStart) ProtoMessage() {}
 
 func (x *EpochStart) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[44]
+	mi := &file_jmq_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3464,7 +3532,7 @@ func (x *EpochStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpochStart.ProtoReflect.Descriptor instead.
 func (*EpochStart) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{44}
+	return file_jmq_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *EpochStart) GetEpoch() uint64 {
@@ -3510,7 +3578,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_jmq_proto_msgTypes[45]
+	mi := &file_jmq_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3522,7 +3590,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[45]
+	mi := &file_jmq_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3535,7 +3603,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{45}
+	return file_jmq_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *FollowRequest) GetBrokerGroup() string {
@@ -3648,7 +3716,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_jmq_proto_msgTypes[46]
+	mi := &file_jmq_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3660,7 +3728,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[46]
+	mi := &file_jmq_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3673,7 +3741,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{46}
+	return file_jmq_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *FollowResponse) GetEpoch() uint64 {
@@ -3767,7 +3835,7 @@ type PullRequest struct {
 
 func (x *PullRequest) Reset() {
 	*x = PullRequest{}
-	mi := &file_jmq_proto_msgTypes[47]
+	mi := &file_jmq_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3779,7 +3847,7 @@ func (x *PullRequest) String() string {
 func (*PullRequest) ProtoMessage() {}
 
 func (x *PullRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[47]
+	mi := &file_jmq_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3792,7 +3860,7 @@ func (x *PullRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullRequest.ProtoReflect.Descriptor instead.
 func (*PullRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{47}
+	return file_jmq_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PullRequest) GetSession() uint64 {
@@ -3851,7 +3919,7 @@ type PullResponse struct {
 
 func (x *PullResponse) Reset() {
 	*x = PullResponse{}
-	mi := &file_jmq_proto_msgTypes[48]
+	mi := &file_jmq_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3863,7 +3931,7 @@ func (x *PullResponse) String() string {
 func (*PullResponse) ProtoMessage() {}
 
 func (x *PullResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[48]
+	mi := &file_jmq_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3876,7 +3944,7 @@ func (x *PullResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullResponse.ProtoReflect.Descriptor instead.
 func (*PullResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{48}
+	return file_jmq_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PullResponse) GetEpoch() uint64 {
@@ -3932,7 +4000,7 @@ type MeetRequest struct {
 
 func (x *MeetRequest) Reset() {
 	*x = MeetRequest{}
-	mi := &file_jmq_proto_msgTypes[49]
+	mi := &file_jmq_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3944,7 +4012,7 @@ func (x *MeetRequest) String() string {
 func (*MeetRequest) ProtoMessage() {}
 
 func (x *MeetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[49]
+	mi := &file_jmq_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3957,7 +4025,7 @@ func (x *MeetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeetRequest.ProtoReflect.Descriptor instead.
 func (*MeetRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{49}
+	return file_jmq_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *MeetRequest) GetBrokerGroup() string {
@@ -3991,7 +4059,7 @@ type MeetResponse struct {
 
 func (x *MeetResponse) Reset() {
 	*x = MeetResponse{}
-	mi := &file_jmq_proto_msgTypes[50]
+	mi := &file_jmq_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4003,7 +4071,7 @@ func (x *MeetResponse) String() string {
 func (*MeetResponse) ProtoMessage() {}
 
 func (x *MeetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[50]
+	mi := &file_jmq_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4016,7 +4084,7 @@ func (x *MeetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeetResponse.ProtoReflect.Descriptor instead.
 func (*MeetResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{50}
+	return file_jmq_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *MeetResponse) GetStatus() *ReplicaStatus {
@@ -4047,7 +4115,7 @@ type ReadLogRequest struct {
 
 func (x *ReadLogRequest) Reset() {
 	*x = ReadLogRequest{}
-	mi := &file_jmq_proto_msgTypes[51]
+	mi := &file_jmq_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4059,7 +4127,7 @@ func (x *ReadLogRequest) String() string {
 func (*ReadLogRequest) ProtoMessage() {}
 
 func (x *ReadLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[51]
+	mi := &file_jmq_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4072,7 +4140,7 @@ func (x *ReadLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadLogRequest.ProtoReflect.Descriptor instead.
 func (*ReadLogRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{51}
+	return file_jmq_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ReadLogRequest) GetFrom() uint64 {
@@ -4131,7 +4199,7 @@ type ReadLogResponse struct {
 
 func (x *ReadLogResponse) Reset() {
 	*x = ReadLogResponse{}
-	mi := &file_jmq_proto_msgTypes[52]
+	mi := &file_jmq_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4143,7 +4211,7 @@ func (x *ReadLogResponse) String() string {
 func (*ReadLogResponse) ProtoMessage() {}
 
 func (x *ReadLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[52]
+	mi := &file_jmq_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4156,7 +4224,7 @@ func (x *ReadLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadLogResponse.ProtoReflect.Descriptor instead.
 func (*ReadLogResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{52}
+	return file_jmq_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ReadLogResponse) GetEpoch() uint64 {
@@ -4213,7 +4281,7 @@ type ReadSeedRequest struct {
 
 func (x *ReadSeedRequest) Reset() {
 	*x = ReadSeedRequest{}
-	mi := &file_jmq_proto_msgTypes[53]
+	mi := &file_jmq_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4225,7 +4293,7 @@ func (x *ReadSeedRequest) String() string {
 func (*ReadSeedRequest) ProtoMessage() {}
 
 func (x *ReadSeedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[53]
+	mi := &file_jmq_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4238,7 +4306,7 @@ func (x *ReadSeedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadSeedRequest.ProtoReflect.Descriptor instead.
 func (*ReadSeedRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{53}
+	return file_jmq_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ReadSeedRequest) GetSession() uint64 {
@@ -4281,7 +4349,7 @@ type ReadSeedResponse struct {
 
 func (x *ReadSeedResponse) Reset() {
 	*x = ReadSeedResponse{}
-	mi := &file_jmq_proto_msgTypes[54]
+	mi := &file_jmq_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4293,7 +4361,7 @@ func (x *ReadSeedResponse) String() string {
 func (*ReadSeedResponse) ProtoMessage() {}
 
 func (x *ReadSeedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[54]
+	mi := &file_jmq_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4306,7 +4374,7 @@ func (x *ReadSeedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadSeedResponse.ProtoReflect.Descriptor instead.
 func (*ReadSeedResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{54}
+	return file_jmq_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ReadSeedResponse) GetSeed() uint64 {
@@ -4348,7 +4416,7 @@ type LogSumsRequest struct {
 
 func (x *LogSumsRequest) Reset() {
 	*x = LogSumsRequest{}
-	mi := &file_jmq_proto_msgTypes[55]
+	mi := &file_jmq_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4360,7 +4428,7 @@ func (x *LogSumsRequest) String() string {
 func (*LogSumsRequest) ProtoMessage() {}
 
 func (x *LogSumsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[55]
+	mi := &file_jmq_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4373,7 +4441,7 @@ func (x *LogSumsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogSumsRequest.ProtoReflect.Descriptor instead.
 func (*LogSumsRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{55}
+	return file_jmq_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *LogSumsRequest) GetFrom() uint64 {
@@ -4409,7 +4477,7 @@ type LogSumsResponse struct {
 
 func (x *LogSumsResponse) Reset() {
 	*x = LogSumsResponse{}
-	mi := &file_jmq_proto_msgTypes[56]
+	mi := &file_jmq_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4421,7 +4489,7 @@ func (x *LogSumsResponse) String() string {
 func (*LogSumsResponse) ProtoMessage() {}
 
 func (x *LogSumsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[56]
+	mi := &file_jmq_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4434,7 +4502,7 @@ func (x *LogSumsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogSumsResponse.ProtoReflect.Descriptor instead.
 func (*LogSumsResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{56}
+	return file_jmq_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *LogSumsResponse) GetFrom() uint64 {
@@ -4479,7 +4547,7 @@ type MergeSideRequest struct {
 
 func (x *MergeSideRequest) Reset() {
 	*x = MergeSideRequest{}
-	mi := &file_jmq_proto_msgTypes[57]
+	mi := &file_jmq_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4491,7 +4559,7 @@ func (x *MergeSideRequest) String() string {
 func (*MergeSideRequest) ProtoMessage() {}
 
 func (x *MergeSideRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[57]
+	mi := &file_jmq_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4504,7 +4572,7 @@ func (x *MergeSideRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MergeSideRequest.ProtoReflect.Descriptor instead.
 func (*MergeSideRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{57}
+	return file_jmq_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *MergeSideRequest) GetBrokerGroup() string {
@@ -4570,7 +4638,7 @@ type SideLease struct {
 
 func (x *SideLease) Reset() {
 	*x = SideLease{}
-	mi := &file_jmq_proto_msgTypes[58]
+	mi := &file_jmq_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4582,7 +4650,7 @@ func (x *SideLease) String() string {
 func (*SideLease) ProtoMessage() {}
 
 func (x *SideLease) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[58]
+	mi := &file_jmq_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4595,7 +4663,7 @@ func (x *SideLease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SideLease.ProtoReflect.Descriptor instead.
 func (*SideLease) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{58}
+	return file_jmq_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *SideLease) GetClient() string {
@@ -4729,7 +4797,7 @@ type MergeSideResponse struct {
 
 func (x *MergeSideResponse) Reset() {
 	*x = MergeSideResponse{}
-	mi := &file_jmq_proto_msgTypes[59]
+	mi := &file_jmq_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4741,7 +4809,7 @@ func (x *MergeSideResponse) String() string {
 func (*MergeSideResponse) ProtoMessage() {}
 
 func (x *MergeSideResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[59]
+	mi := &file_jmq_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4754,7 +4822,7 @@ func (x *MergeSideResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MergeSideResponse.ProtoReflect.Descriptor instead.
 func (*MergeSideResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{59}
+	return file_jmq_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *MergeSideResponse) GetMerged() uint64 {
@@ -4795,7 +4863,7 @@ type TakeOverRequest struct {
 
 func (x *TakeOverRequest) Reset() {
 	*x = TakeOverRequest{}
-	mi := &file_jmq_proto_msgTypes[60]
+	mi := &file_jmq_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4807,7 +4875,7 @@ func (x *TakeOverRequest) String() string {
 func (*TakeOverRequest) ProtoMessage() {}
 
 func (x *TakeOverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[60]
+	mi := &file_jmq_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4820,7 +4888,7 @@ func (x *TakeOverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeOverRequest.ProtoReflect.Descriptor instead.
 func (*TakeOverRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{60}
+	return file_jmq_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *TakeOverRequest) GetBrokerGroup() string {
@@ -4845,7 +4913,7 @@ type TakeOverResponse struct {
 
 func (x *TakeOverResponse) Reset() {
 	*x = TakeOverResponse{}
-	mi := &file_jmq_proto_msgTypes[61]
+	mi := &file_jmq_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4857,7 +4925,7 @@ func (x *TakeOverResponse) String() string {
 func (*TakeOverResponse) ProtoMessage() {}
 
 func (x *TakeOverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[61]
+	mi := &file_jmq_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4870,7 +4938,7 @@ func (x *TakeOverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeOverResponse.ProtoReflect.Descriptor instead.
 func (*TakeOverResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{61}
+	return file_jmq_proto_rawDescGZIP(), []int{62}
 }
 
 // The payload is a batch that was set aside with the end of another broker's journal.
@@ -4889,7 +4957,7 @@ type ResendRequest struct {
 
 func (x *ResendRequest) Reset() {
 	*x = ResendRequest{}
-	mi := &file_jmq_proto_msgTypes[62]
+	mi := &file_jmq_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4901,7 +4969,7 @@ func (x *ResendRequest) String() string {
 func (*ResendRequest) ProtoMessage() {}
 
 func (x *ResendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[62]
+	mi := &file_jmq_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4914,7 +4982,7 @@ func (x *ResendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResendRequest.ProtoReflect.Descriptor instead.
 func (*ResendRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{62}
+	return file_jmq_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ResendRequest) GetBrokerGroup() string {
@@ -4975,7 +5043,7 @@ type ResendResponse struct {
 
 func (x *ResendResponse) Reset() {
 	*x = ResendResponse{}
-	mi := &file_jmq_proto_msgTypes[63]
+	mi := &file_jmq_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4987,7 +5055,7 @@ func (x *ResendResponse) String() string {
 func (*ResendResponse) ProtoMessage() {}
 
 func (x *ResendResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[63]
+	mi := &file_jmq_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5000,7 +5068,7 @@ func (x *ResendResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResendResponse.ProtoReflect.Descriptor instead.
 func (*ResendResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{63}
+	return file_jmq_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ResendResponse) GetFirstIndex() uint64 {
@@ -5024,7 +5092,7 @@ type HeartbeatResponse struct {
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_jmq_proto_msgTypes[64]
+	mi := &file_jmq_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5036,7 +5104,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[64]
+	mi := &file_jmq_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5049,7 +5117,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{64}
+	return file_jmq_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *HeartbeatResponse) GetGeneration() uint64 {
@@ -5102,7 +5170,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_jmq_proto_msgTypes[65]
+	mi := &file_jmq_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5114,7 +5182,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[65]
+	mi := &file_jmq_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5127,7 +5195,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{65}
+	return file_jmq_proto_rawDescGZIP(), []int{66}
 }
 
 type ListNodesResponse struct {
@@ -5142,7 +5210,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_jmq_proto_msgTypes[66]
+	mi := &file_jmq_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5154,7 +5222,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[66]
+	mi := &file_jmq_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5167,7 +5235,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{66}
+	return file_jmq_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -5209,7 +5277,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_jmq_proto_msgTypes[67]
+	mi := &file_jmq_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5221,7 +5289,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[67]
+	mi := &file_jmq_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5234,7 +5302,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{67}
+	return file_jmq_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Node) GetLast() *HeartbeatRequest {
@@ -5271,7 +5339,7 @@ type ListObjectsRequest struct {
 
 func (x *ListObjectsRequest) Reset() {
 	*x = ListObjectsRequest{}
-	mi := &file_jmq_proto_msgTypes[68]
+	mi := &file_jmq_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5283,7 +5351,7 @@ func (x *ListObjectsRequest) String() string {
 func (*ListObjectsRequest) ProtoMessage() {}
 
 func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[68]
+	mi := &file_jmq_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5296,7 +5364,7 @@ func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ListObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{68}
+	return file_jmq_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListObjectsRequest) GetKind() string {
@@ -5346,7 +5414,7 @@ type ListObjectsResponse struct {
 
 func (x *ListObjectsResponse) Reset() {
 	*x = ListObjectsResponse{}
-	mi := &file_jmq_proto_msgTypes[69]
+	mi := &file_jmq_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5358,7 +5426,7 @@ func (x *ListObjectsResponse) String() string {
 func (*ListObjectsResponse) ProtoMessage() {}
 
 func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[69]
+	mi := &file_jmq_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5371,7 +5439,7 @@ func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsResponse.ProtoReflect.Descriptor instead.
 func (*ListObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{69}
+	return file_jmq_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListObjectsResponse) GetObjects() []*Object {
@@ -5414,7 +5482,7 @@ type ApplyObjectsRequest struct {
 
 func (x *ApplyObjectsRequest) Reset() {
 	*x = ApplyObjectsRequest{}
-	mi := &file_jmq_proto_msgTypes[70]
+	mi := &file_jmq_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5426,7 +5494,7 @@ func (x *ApplyObjectsRequest) String() string {
 func (*ApplyObjectsRequest) ProtoMessage() {}
 
 func (x *ApplyObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[70]
+	mi := &file_jmq_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5439,7 +5507,7 @@ func (x *ApplyObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ApplyObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{70}
+	return file_jmq_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ApplyObjectsRequest) GetWrites() []*ObjectWrite {
@@ -5475,7 +5543,7 @@ type ObjectWrite struct {
 
 func (x *ObjectWrite) Reset() {
 	*x = ObjectWrite{}
-	mi := &file_jmq_proto_msgTypes[71]
+	mi := &file_jmq_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5487,7 +5555,7 @@ func (x *ObjectWrite) String() string {
 func (*ObjectWrite) ProtoMessage() {}
 
 func (x *ObjectWrite) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[71]
+	mi := &file_jmq_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5500,7 +5568,7 @@ func (x *ObjectWrite) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectWrite.ProtoReflect.Descriptor instead.
 func (*ObjectWrite) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{71}
+	return file_jmq_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ObjectWrite) GetObject() *Object {
@@ -5542,7 +5610,7 @@ type ApplyObjectsResponse struct {
 
 func (x *ApplyObjectsResponse) Reset() {
 	*x = ApplyObjectsResponse{}
-	mi := &file_jmq_proto_msgTypes[72]
+	mi := &file_jmq_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5554,7 +5622,7 @@ func (x *ApplyObjectsResponse) String() string {
 func (*ApplyObjectsResponse) ProtoMessage() {}
 
 func (x *ApplyObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[72]
+	mi := &file_jmq_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5567,7 +5635,7 @@ func (x *ApplyObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyObjectsResponse.ProtoReflect.Descriptor instead.
 func (*ApplyObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{72}
+	return file_jmq_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ApplyObjectsResponse) GetChanges() []*ObjectChange {
@@ -5602,7 +5670,7 @@ type ObjectChange struct {
 
 func (x *ObjectChange) Reset() {
 	*x = ObjectChange{}
-	mi := &file_jmq_proto_msgTypes[73]
+	mi := &file_jmq_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5614,7 +5682,7 @@ func (x *ObjectChange) String() string {
 func (*ObjectChange) ProtoMessage() {}
 
 func (x *ObjectChange) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[73]
+	mi := &file_jmq_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5627,7 +5695,7 @@ func (x *ObjectChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectChange.ProtoReflect.Descriptor instead.
 func (*ObjectChange) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{73}
+	return file_jmq_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ObjectChange) GetChange() string {
@@ -5665,7 +5733,7 @@ type CreateCredentialRequest struct {
 
 func (x *CreateCredentialRequest) Reset() {
 	*x = CreateCredentialRequest{}
-	mi := &file_jmq_proto_msgTypes[74]
+	mi := &file_jmq_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5677,7 +5745,7 @@ func (x *CreateCredentialRequest) String() string {
 func (*CreateCredentialRequest) ProtoMessage() {}
 
 func (x *CreateCredentialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[74]
+	mi := &file_jmq_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5690,7 +5758,7 @@ func (x *CreateCredentialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCredentialRequest.ProtoReflect.Descriptor instead.
 func (*CreateCredentialRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{74}
+	return file_jmq_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *CreateCredentialRequest) GetOwnerKind() string {
@@ -5739,7 +5807,7 @@ type CreateCredentialResponse struct {
 
 func (x *CreateCredentialResponse) Reset() {
 	*x = CreateCredentialResponse{}
-	mi := &file_jmq_proto_msgTypes[75]
+	mi := &file_jmq_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5751,7 +5819,7 @@ func (x *CreateCredentialResponse) String() string {
 func (*CreateCredentialResponse) ProtoMessage() {}
 
 func (x *CreateCredentialResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[75]
+	mi := &file_jmq_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5764,7 +5832,7 @@ func (x *CreateCredentialResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCredentialResponse.ProtoReflect.Descriptor instead.
 func (*CreateCredentialResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{75}
+	return file_jmq_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *CreateCredentialResponse) GetId() string {
@@ -5803,7 +5871,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_jmq_proto_msgTypes[76]
+	mi := &file_jmq_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5815,7 +5883,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[76]
+	mi := &file_jmq_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5828,7 +5896,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{76}
+	return file_jmq_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListAuditRequest) GetKind() string {
@@ -5890,7 +5958,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_jmq_proto_msgTypes[77]
+	mi := &file_jmq_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5902,7 +5970,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[77]
+	mi := &file_jmq_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5915,7 +5983,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{77}
+	return file_jmq_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -5952,7 +6020,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_jmq_proto_msgTypes[78]
+	mi := &file_jmq_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5964,7 +6032,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[78]
+	mi := &file_jmq_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5977,7 +6045,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{78}
+	return file_jmq_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *AuditEntry) GetId() uint64 {
@@ -6075,7 +6143,7 @@ type NewGenerationRequest struct {
 
 func (x *NewGenerationRequest) Reset() {
 	*x = NewGenerationRequest{}
-	mi := &file_jmq_proto_msgTypes[79]
+	mi := &file_jmq_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6087,7 +6155,7 @@ func (x *NewGenerationRequest) String() string {
 func (*NewGenerationRequest) ProtoMessage() {}
 
 func (x *NewGenerationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[79]
+	mi := &file_jmq_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6100,7 +6168,7 @@ func (x *NewGenerationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewGenerationRequest.ProtoReflect.Descriptor instead.
 func (*NewGenerationRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{79}
+	return file_jmq_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *NewGenerationRequest) GetReason() string {
@@ -6120,7 +6188,7 @@ type NewGenerationResponse struct {
 
 func (x *NewGenerationResponse) Reset() {
 	*x = NewGenerationResponse{}
-	mi := &file_jmq_proto_msgTypes[80]
+	mi := &file_jmq_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6132,7 +6200,7 @@ func (x *NewGenerationResponse) String() string {
 func (*NewGenerationResponse) ProtoMessage() {}
 
 func (x *NewGenerationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[80]
+	mi := &file_jmq_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6145,7 +6213,7 @@ func (x *NewGenerationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewGenerationResponse.ProtoReflect.Descriptor instead.
 func (*NewGenerationResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{80}
+	return file_jmq_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *NewGenerationResponse) GetGeneration() uint64 {
@@ -6173,7 +6241,7 @@ type PartitionRoute struct {
 
 func (x *PartitionRoute) Reset() {
 	*x = PartitionRoute{}
-	mi := &file_jmq_proto_msgTypes[81]
+	mi := &file_jmq_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6185,7 +6253,7 @@ func (x *PartitionRoute) String() string {
 func (*PartitionRoute) ProtoMessage() {}
 
 func (x *PartitionRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[81]
+	mi := &file_jmq_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6198,7 +6266,7 @@ func (x *PartitionRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionRoute.ProtoReflect.Descriptor instead.
 func (*PartitionRoute) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{81}
+	return file_jmq_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *PartitionRoute) GetPartition() uint32 {
@@ -6233,7 +6301,7 @@ type CreateTopicRequest struct {
 
 func (x *CreateTopicRequest) Reset() {
 	*x = CreateTopicRequest{}
-	mi := &file_jmq_proto_msgTypes[82]
+	mi := &file_jmq_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6245,7 +6313,7 @@ func (x *CreateTopicRequest) String() string {
 func (*CreateTopicRequest) ProtoMessage() {}
 
 func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[82]
+	mi := &file_jmq_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6258,7 +6326,7 @@ func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicRequest.ProtoReflect.Descriptor instead.
 func (*CreateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{82}
+	return file_jmq_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *CreateTopicRequest) GetTopic() string {
@@ -6291,7 +6359,7 @@ type CreateTopicResponse struct {
 
 func (x *CreateTopicResponse) Reset() {
 	*x = CreateTopicResponse{}
-	mi := &file_jmq_proto_msgTypes[83]
+	mi := &file_jmq_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6303,7 +6371,7 @@ func (x *CreateTopicResponse) String() string {
 func (*CreateTopicResponse) ProtoMessage() {}
 
 func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[83]
+	mi := &file_jmq_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6316,7 +6384,7 @@ func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicResponse.ProtoReflect.Descriptor instead.
 func (*CreateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{83}
+	return file_jmq_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *CreateTopicResponse) GetTopic() *Topic {
@@ -6340,7 +6408,7 @@ type Topic struct {
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_jmq_proto_msgTypes[84]
+	mi := &file_jmq_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6352,7 +6420,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[84]
+	mi := &file_jmq_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6365,7 +6433,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{84}
+	return file_jmq_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Topic) GetName() string {
@@ -6425,7 +6493,7 @@ type TopicSettings struct {
 
 func (x *TopicSettings) Reset() {
 	*x = TopicSettings{}
-	mi := &file_jmq_proto_msgTypes[85]
+	mi := &file_jmq_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6437,7 +6505,7 @@ func (x *TopicSettings) String() string {
 func (*TopicSettings) ProtoMessage() {}
 
 func (x *TopicSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[85]
+	mi := &file_jmq_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6450,7 +6518,7 @@ func (x *TopicSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicSettings.ProtoReflect.Descriptor instead.
 func (*TopicSettings) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{85}
+	return file_jmq_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *TopicSettings) GetRetentionMs() int64 {
@@ -6500,7 +6568,7 @@ type AlterTopicRequest struct {
 
 func (x *AlterTopicRequest) Reset() {
 	*x = AlterTopicRequest{}
-	mi := &file_jmq_proto_msgTypes[86]
+	mi := &file_jmq_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6512,7 +6580,7 @@ func (x *AlterTopicRequest) String() string {
 func (*AlterTopicRequest) ProtoMessage() {}
 
 func (x *AlterTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[86]
+	mi := &file_jmq_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6525,7 +6593,7 @@ func (x *AlterTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTopicRequest.ProtoReflect.Descriptor instead.
 func (*AlterTopicRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{86}
+	return file_jmq_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *AlterTopicRequest) GetTopic() string {
@@ -6565,7 +6633,7 @@ type AlterTopicResponse struct {
 
 func (x *AlterTopicResponse) Reset() {
 	*x = AlterTopicResponse{}
-	mi := &file_jmq_proto_msgTypes[87]
+	mi := &file_jmq_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6577,7 +6645,7 @@ func (x *AlterTopicResponse) String() string {
 func (*AlterTopicResponse) ProtoMessage() {}
 
 func (x *AlterTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[87]
+	mi := &file_jmq_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6590,7 +6658,7 @@ func (x *AlterTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTopicResponse.ProtoReflect.Descriptor instead.
 func (*AlterTopicResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{87}
+	return file_jmq_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *AlterTopicResponse) GetTopic() *Topic {
@@ -6611,7 +6679,7 @@ type DeleteTopicRequest struct {
 
 func (x *DeleteTopicRequest) Reset() {
 	*x = DeleteTopicRequest{}
-	mi := &file_jmq_proto_msgTypes[88]
+	mi := &file_jmq_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6623,7 +6691,7 @@ func (x *DeleteTopicRequest) String() string {
 func (*DeleteTopicRequest) ProtoMessage() {}
 
 func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[88]
+	mi := &file_jmq_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6636,7 +6704,7 @@ func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{88}
+	return file_jmq_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *DeleteTopicRequest) GetTopic() string {
@@ -6662,7 +6730,7 @@ type DeleteTopicResponse struct {
 
 func (x *DeleteTopicResponse) Reset() {
 	*x = DeleteTopicResponse{}
-	mi := &file_jmq_proto_msgTypes[89]
+	mi := &file_jmq_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6674,7 +6742,7 @@ func (x *DeleteTopicResponse) String() string {
 func (*DeleteTopicResponse) ProtoMessage() {}
 
 func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[89]
+	mi := &file_jmq_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6687,7 +6755,7 @@ func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{89}
+	return file_jmq_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *DeleteTopicResponse) GetTopic() *Topic {
@@ -6705,7 +6773,7 @@ type ListTopicsRequest struct {
 
 func (x *ListTopicsRequest) Reset() {
 	*x = ListTopicsRequest{}
-	mi := &file_jmq_proto_msgTypes[90]
+	mi := &file_jmq_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6717,7 +6785,7 @@ func (x *ListTopicsRequest) String() string {
 func (*ListTopicsRequest) ProtoMessage() {}
 
 func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[90]
+	mi := &file_jmq_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6730,7 +6798,7 @@ func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsRequest.ProtoReflect.Descriptor instead.
 func (*ListTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{90}
+	return file_jmq_proto_rawDescGZIP(), []int{91}
 }
 
 type ListTopicsResponse struct {
@@ -6742,7 +6810,7 @@ type ListTopicsResponse struct {
 
 func (x *ListTopicsResponse) Reset() {
 	*x = ListTopicsResponse{}
-	mi := &file_jmq_proto_msgTypes[91]
+	mi := &file_jmq_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6754,7 +6822,7 @@ func (x *ListTopicsResponse) String() string {
 func (*ListTopicsResponse) ProtoMessage() {}
 
 func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[91]
+	mi := &file_jmq_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6767,7 +6835,7 @@ func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsResponse.ProtoReflect.Descriptor instead.
 func (*ListTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{91}
+	return file_jmq_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListTopicsResponse) GetTopics() []*Topic {
@@ -6786,7 +6854,7 @@ type DescribeTopicRequest struct {
 
 func (x *DescribeTopicRequest) Reset() {
 	*x = DescribeTopicRequest{}
-	mi := &file_jmq_proto_msgTypes[92]
+	mi := &file_jmq_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6798,7 +6866,7 @@ func (x *DescribeTopicRequest) String() string {
 func (*DescribeTopicRequest) ProtoMessage() {}
 
 func (x *DescribeTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[92]
+	mi := &file_jmq_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6811,7 +6879,7 @@ func (x *DescribeTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeTopicRequest.ProtoReflect.Descriptor instead.
 func (*DescribeTopicRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{92}
+	return file_jmq_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *DescribeTopicRequest) GetTopic() string {
@@ -6833,7 +6901,7 @@ type DescribeTopicResponse struct {
 
 func (x *DescribeTopicResponse) Reset() {
 	*x = DescribeTopicResponse{}
-	mi := &file_jmq_proto_msgTypes[93]
+	mi := &file_jmq_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6845,7 +6913,7 @@ func (x *DescribeTopicResponse) String() string {
 func (*DescribeTopicResponse) ProtoMessage() {}
 
 func (x *DescribeTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[93]
+	mi := &file_jmq_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6858,7 +6926,7 @@ func (x *DescribeTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeTopicResponse.ProtoReflect.Descriptor instead.
 func (*DescribeTopicResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{93}
+	return file_jmq_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *DescribeTopicResponse) GetTopic() *Topic {
@@ -6904,7 +6972,7 @@ type TopicPartition struct {
 
 func (x *TopicPartition) Reset() {
 	*x = TopicPartition{}
-	mi := &file_jmq_proto_msgTypes[94]
+	mi := &file_jmq_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6916,7 +6984,7 @@ func (x *TopicPartition) String() string {
 func (*TopicPartition) ProtoMessage() {}
 
 func (x *TopicPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[94]
+	mi := &file_jmq_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6929,7 +6997,7 @@ func (x *TopicPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicPartition.ProtoReflect.Descriptor instead.
 func (*TopicPartition) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{94}
+	return file_jmq_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *TopicPartition) GetPartition() uint32 {
@@ -6991,7 +7059,7 @@ type GroupLagRequest struct {
 
 func (x *GroupLagRequest) Reset() {
 	*x = GroupLagRequest{}
-	mi := &file_jmq_proto_msgTypes[95]
+	mi := &file_jmq_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7003,7 +7071,7 @@ func (x *GroupLagRequest) String() string {
 func (*GroupLagRequest) ProtoMessage() {}
 
 func (x *GroupLagRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[95]
+	mi := &file_jmq_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7016,7 +7084,7 @@ func (x *GroupLagRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupLagRequest.ProtoReflect.Descriptor instead.
 func (*GroupLagRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{95}
+	return file_jmq_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *GroupLagRequest) GetTopic() string {
@@ -7042,7 +7110,7 @@ type GroupLagResponse struct {
 
 func (x *GroupLagResponse) Reset() {
 	*x = GroupLagResponse{}
-	mi := &file_jmq_proto_msgTypes[96]
+	mi := &file_jmq_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7054,7 +7122,7 @@ func (x *GroupLagResponse) String() string {
 func (*GroupLagResponse) ProtoMessage() {}
 
 func (x *GroupLagResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[96]
+	mi := &file_jmq_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7067,7 +7135,7 @@ func (x *GroupLagResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupLagResponse.ProtoReflect.Descriptor instead.
 func (*GroupLagResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{96}
+	return file_jmq_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *GroupLagResponse) GetPartitions() []*GroupPartition {
@@ -7100,7 +7168,7 @@ type GroupPartition struct {
 
 func (x *GroupPartition) Reset() {
 	*x = GroupPartition{}
-	mi := &file_jmq_proto_msgTypes[97]
+	mi := &file_jmq_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7112,7 +7180,7 @@ func (x *GroupPartition) String() string {
 func (*GroupPartition) ProtoMessage() {}
 
 func (x *GroupPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[97]
+	mi := &file_jmq_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7125,7 +7193,7 @@ func (x *GroupPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupPartition.ProtoReflect.Descriptor instead.
 func (*GroupPartition) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{97}
+	return file_jmq_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *GroupPartition) GetGroup() string {
@@ -7245,7 +7313,7 @@ type ListGroupsRequest struct {
 
 func (x *ListGroupsRequest) Reset() {
 	*x = ListGroupsRequest{}
-	mi := &file_jmq_proto_msgTypes[98]
+	mi := &file_jmq_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7257,7 +7325,7 @@ func (x *ListGroupsRequest) String() string {
 func (*ListGroupsRequest) ProtoMessage() {}
 
 func (x *ListGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[98]
+	mi := &file_jmq_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7270,7 +7338,7 @@ func (x *ListGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupsRequest.ProtoReflect.Descriptor instead.
 func (*ListGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{98}
+	return file_jmq_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ListGroupsRequest) GetTopic() string {
@@ -7303,7 +7371,7 @@ type ListGroupsResponse struct {
 
 func (x *ListGroupsResponse) Reset() {
 	*x = ListGroupsResponse{}
-	mi := &file_jmq_proto_msgTypes[99]
+	mi := &file_jmq_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7315,7 +7383,7 @@ func (x *ListGroupsResponse) String() string {
 func (*ListGroupsResponse) ProtoMessage() {}
 
 func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[99]
+	mi := &file_jmq_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7328,7 +7396,7 @@ func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupsResponse.ProtoReflect.Descriptor instead.
 func (*ListGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{99}
+	return file_jmq_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ListGroupsResponse) GetGroups() []*GroupSummary {
@@ -7359,7 +7427,7 @@ type GroupSummary struct {
 
 func (x *GroupSummary) Reset() {
 	*x = GroupSummary{}
-	mi := &file_jmq_proto_msgTypes[100]
+	mi := &file_jmq_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7371,7 +7439,7 @@ func (x *GroupSummary) String() string {
 func (*GroupSummary) ProtoMessage() {}
 
 func (x *GroupSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[100]
+	mi := &file_jmq_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7384,7 +7452,7 @@ func (x *GroupSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSummary.ProtoReflect.Descriptor instead.
 func (*GroupSummary) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{100}
+	return file_jmq_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *GroupSummary) GetTopic() string {
@@ -7489,7 +7557,7 @@ type GroupReset struct {
 
 func (x *GroupReset) Reset() {
 	*x = GroupReset{}
-	mi := &file_jmq_proto_msgTypes[101]
+	mi := &file_jmq_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7501,7 +7569,7 @@ func (x *GroupReset) String() string {
 func (*GroupReset) ProtoMessage() {}
 
 func (x *GroupReset) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[101]
+	mi := &file_jmq_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7514,7 +7582,7 @@ func (x *GroupReset) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupReset.ProtoReflect.Descriptor instead.
 func (*GroupReset) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{101}
+	return file_jmq_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *GroupReset) GetTimeNs() int64 {
@@ -7557,7 +7625,7 @@ type SeekGroupRequest struct {
 
 func (x *SeekGroupRequest) Reset() {
 	*x = SeekGroupRequest{}
-	mi := &file_jmq_proto_msgTypes[102]
+	mi := &file_jmq_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7569,7 +7637,7 @@ func (x *SeekGroupRequest) String() string {
 func (*SeekGroupRequest) ProtoMessage() {}
 
 func (x *SeekGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[102]
+	mi := &file_jmq_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7582,7 +7650,7 @@ func (x *SeekGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekGroupRequest.ProtoReflect.Descriptor instead.
 func (*SeekGroupRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{102}
+	return file_jmq_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *SeekGroupRequest) GetTopic() string {
@@ -7658,7 +7726,7 @@ type SeekGroupResponse struct {
 
 func (x *SeekGroupResponse) Reset() {
 	*x = SeekGroupResponse{}
-	mi := &file_jmq_proto_msgTypes[103]
+	mi := &file_jmq_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7670,7 +7738,7 @@ func (x *SeekGroupResponse) String() string {
 func (*SeekGroupResponse) ProtoMessage() {}
 
 func (x *SeekGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[103]
+	mi := &file_jmq_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7683,7 +7751,7 @@ func (x *SeekGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekGroupResponse.ProtoReflect.Descriptor instead.
 func (*SeekGroupResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{103}
+	return file_jmq_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *SeekGroupResponse) GetPartitions() []*SeekPartition {
@@ -7711,7 +7779,7 @@ type SeekPartition struct {
 
 func (x *SeekPartition) Reset() {
 	*x = SeekPartition{}
-	mi := &file_jmq_proto_msgTypes[104]
+	mi := &file_jmq_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7723,7 +7791,7 @@ func (x *SeekPartition) String() string {
 func (*SeekPartition) ProtoMessage() {}
 
 func (x *SeekPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[104]
+	mi := &file_jmq_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7736,7 +7804,7 @@ func (x *SeekPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekPartition.ProtoReflect.Descriptor instead.
 func (*SeekPartition) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{104}
+	return file_jmq_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *SeekPartition) GetPartition() uint32 {
@@ -7821,7 +7889,7 @@ type AlterGroupRequest struct {
 
 func (x *AlterGroupRequest) Reset() {
 	*x = AlterGroupRequest{}
-	mi := &file_jmq_proto_msgTypes[105]
+	mi := &file_jmq_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7833,7 +7901,7 @@ func (x *AlterGroupRequest) String() string {
 func (*AlterGroupRequest) ProtoMessage() {}
 
 func (x *AlterGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[105]
+	mi := &file_jmq_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7846,7 +7914,7 @@ func (x *AlterGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterGroupRequest.ProtoReflect.Descriptor instead.
 func (*AlterGroupRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{105}
+	return file_jmq_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *AlterGroupRequest) GetTopic() string {
@@ -7886,7 +7954,7 @@ type AlterGroupResponse struct {
 
 func (x *AlterGroupResponse) Reset() {
 	*x = AlterGroupResponse{}
-	mi := &file_jmq_proto_msgTypes[106]
+	mi := &file_jmq_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7898,7 +7966,7 @@ func (x *AlterGroupResponse) String() string {
 func (*AlterGroupResponse) ProtoMessage() {}
 
 func (x *AlterGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[106]
+	mi := &file_jmq_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7911,7 +7979,7 @@ func (x *AlterGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterGroupResponse.ProtoReflect.Descriptor instead.
 func (*AlterGroupResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{106}
+	return file_jmq_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *AlterGroupResponse) GetPolicy() *GroupPolicy {
@@ -7934,7 +8002,7 @@ type RemoveGroupRequest struct {
 
 func (x *RemoveGroupRequest) Reset() {
 	*x = RemoveGroupRequest{}
-	mi := &file_jmq_proto_msgTypes[107]
+	mi := &file_jmq_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7946,7 +8014,7 @@ func (x *RemoveGroupRequest) String() string {
 func (*RemoveGroupRequest) ProtoMessage() {}
 
 func (x *RemoveGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[107]
+	mi := &file_jmq_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7959,7 +8027,7 @@ func (x *RemoveGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveGroupRequest.ProtoReflect.Descriptor instead.
 func (*RemoveGroupRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{107}
+	return file_jmq_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *RemoveGroupRequest) GetTopic() string {
@@ -7998,7 +8066,7 @@ type RemoveGroupResponse struct {
 
 func (x *RemoveGroupResponse) Reset() {
 	*x = RemoveGroupResponse{}
-	mi := &file_jmq_proto_msgTypes[108]
+	mi := &file_jmq_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8010,7 +8078,7 @@ func (x *RemoveGroupResponse) String() string {
 func (*RemoveGroupResponse) ProtoMessage() {}
 
 func (x *RemoveGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[108]
+	mi := &file_jmq_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8023,7 +8091,7 @@ func (x *RemoveGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveGroupResponse.ProtoReflect.Descriptor instead.
 func (*RemoveGroupResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{108}
+	return file_jmq_proto_rawDescGZIP(), []int{109}
 }
 
 // Peek reads messages without a group. The payload is the stored batches that hold [from, to).
@@ -8041,7 +8109,7 @@ type PeekRequest struct {
 
 func (x *PeekRequest) Reset() {
 	*x = PeekRequest{}
-	mi := &file_jmq_proto_msgTypes[109]
+	mi := &file_jmq_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8053,7 +8121,7 @@ func (x *PeekRequest) String() string {
 func (*PeekRequest) ProtoMessage() {}
 
 func (x *PeekRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[109]
+	mi := &file_jmq_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8066,7 +8134,7 @@ func (x *PeekRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeekRequest.ProtoReflect.Descriptor instead.
 func (*PeekRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{109}
+	return file_jmq_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *PeekRequest) GetTopic() string {
@@ -8125,7 +8193,7 @@ type PeekResponse struct {
 
 func (x *PeekResponse) Reset() {
 	*x = PeekResponse{}
-	mi := &file_jmq_proto_msgTypes[110]
+	mi := &file_jmq_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8137,7 +8205,7 @@ func (x *PeekResponse) String() string {
 func (*PeekResponse) ProtoMessage() {}
 
 func (x *PeekResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[110]
+	mi := &file_jmq_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8150,7 +8218,7 @@ func (x *PeekResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeekResponse.ProtoReflect.Descriptor instead.
 func (*PeekResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{110}
+	return file_jmq_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *PeekResponse) GetFrom() uint64 {
@@ -8205,7 +8273,7 @@ type StoreUsageRequest struct {
 
 func (x *StoreUsageRequest) Reset() {
 	*x = StoreUsageRequest{}
-	mi := &file_jmq_proto_msgTypes[111]
+	mi := &file_jmq_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8217,7 +8285,7 @@ func (x *StoreUsageRequest) String() string {
 func (*StoreUsageRequest) ProtoMessage() {}
 
 func (x *StoreUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[111]
+	mi := &file_jmq_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8230,7 +8298,7 @@ func (x *StoreUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreUsageRequest.ProtoReflect.Descriptor instead.
 func (*StoreUsageRequest) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{111}
+	return file_jmq_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *StoreUsageRequest) GetHoldsMax() uint32 {
@@ -8265,7 +8333,7 @@ type StoreUsageResponse struct {
 
 func (x *StoreUsageResponse) Reset() {
 	*x = StoreUsageResponse{}
-	mi := &file_jmq_proto_msgTypes[112]
+	mi := &file_jmq_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8277,7 +8345,7 @@ func (x *StoreUsageResponse) String() string {
 func (*StoreUsageResponse) ProtoMessage() {}
 
 func (x *StoreUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[112]
+	mi := &file_jmq_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8290,7 +8358,7 @@ func (x *StoreUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreUsageResponse.ProtoReflect.Descriptor instead.
 func (*StoreUsageResponse) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{112}
+	return file_jmq_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *StoreUsageResponse) GetBroker() string {
@@ -8425,7 +8493,7 @@ type DiskUsage struct {
 
 func (x *DiskUsage) Reset() {
 	*x = DiskUsage{}
-	mi := &file_jmq_proto_msgTypes[113]
+	mi := &file_jmq_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8437,7 +8505,7 @@ func (x *DiskUsage) String() string {
 func (*DiskUsage) ProtoMessage() {}
 
 func (x *DiskUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[113]
+	mi := &file_jmq_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8450,7 +8518,7 @@ func (x *DiskUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsage.ProtoReflect.Descriptor instead.
 func (*DiskUsage) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{113}
+	return file_jmq_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *DiskUsage) GetWhat() string {
@@ -8503,7 +8571,7 @@ type StoreHold struct {
 
 func (x *StoreHold) Reset() {
 	*x = StoreHold{}
-	mi := &file_jmq_proto_msgTypes[114]
+	mi := &file_jmq_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8515,7 +8583,7 @@ func (x *StoreHold) String() string {
 func (*StoreHold) ProtoMessage() {}
 
 func (x *StoreHold) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[114]
+	mi := &file_jmq_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8528,7 +8596,7 @@ func (x *StoreHold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreHold.ProtoReflect.Descriptor instead.
 func (*StoreHold) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{114}
+	return file_jmq_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *StoreHold) GetTopic() string {
@@ -8591,7 +8659,7 @@ type StoreHole struct {
 
 func (x *StoreHole) Reset() {
 	*x = StoreHole{}
-	mi := &file_jmq_proto_msgTypes[115]
+	mi := &file_jmq_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8603,7 +8671,7 @@ func (x *StoreHole) String() string {
 func (*StoreHole) ProtoMessage() {}
 
 func (x *StoreHole) ProtoReflect() protoreflect.Message {
-	mi := &file_jmq_proto_msgTypes[115]
+	mi := &file_jmq_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8616,7 +8684,7 @@ func (x *StoreHole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreHole.ProtoReflect.Descriptor instead.
 func (*StoreHole) Descriptor() ([]byte, []int) {
-	return file_jmq_proto_rawDescGZIP(), []int{115}
+	return file_jmq_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *StoreHole) GetFrom() uint64 {
@@ -8886,7 +8954,7 @@ const file_jmq_proto_rawDesc = "" +
 	"\x05reset\x18\x03 \x01(\bR\x05reset\x12\x12\n" +
 	"\x04more\x18\x04 \x01(\bR\x04more\x12-\n" +
 	"\aobjects\x18\x05 \x03(\v2\x13.jmq.wire.v1.ObjectR\aobjects\x12\x14\n" +
-	"\x05since\x18\x06 \x01(\x04R\x05since\"\xeb\x03\n" +
+	"\x05since\x18\x06 \x01(\x04R\x05since\"\x94\x04\n" +
 	"\x10HeartbeatRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12\x14\n" +
@@ -8907,7 +8975,11 @@ const file_jmq_proto_rawDesc = "" +
 	"\tbytes_out\x18\r \x01(\x04R\bbytesOut\x12 \n" +
 	"\vconnections\x18\x0e \x01(\rR\vconnections\x124\n" +
 	"\areplica\x18\x0f \x01(\v2\x1a.jmq.wire.v1.ReplicaStatusR\areplica\x12\x14\n" +
-	"\x05slave\x18\x10 \x01(\bR\x05slave\"\xa9\x03\n" +
+	"\x05slave\x18\x10 \x01(\bR\x05slave\x12'\n" +
+	"\x05twins\x18\x11 \x03(\v2\x11.jmq.wire.v1.TwinR\x05twins\"8\n" +
+	"\x04Twin\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1c\n" +
+	"\taddresses\x18\x02 \x03(\tR\taddresses\"\xa9\x03\n" +
 	"\rReplicaStatus\x12\x14\n" +
 	"\x05store\x18\x01 \x01(\tR\x05store\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12\x12\n" +
@@ -8925,7 +8997,7 @@ const file_jmq_proto_rawDesc = "" +
 	"\x06slaves\x18\r \x03(\v2\x18.jmq.wire.v1.SlaveStatusR\x06slaves\x12\"\n" +
 	"\rsync_delay_ms\x18\x0e \x01(\x04R\vsyncDelayMs\x12\x14\n" +
 	"\x05begin\x18\x0f \x01(\x04R\x05begin\x12\x17\n" +
-	"\ano_room\x18\x10 \x01(\tR\x06noRoom\"\xdf\x01\n" +
+	"\ano_room\x18\x10 \x01(\tR\x06noRoom\"\xf8\x01\n" +
 	"\vSlaveStatus\x12\x16\n" +
 	"\x06broker\x18\x01 \x01(\tR\x06broker\x12\x14\n" +
 	"\x05store\x18\x02 \x01(\tR\x05store\x12\x12\n" +
@@ -8935,7 +9007,9 @@ const file_jmq_proto_rawDesc = "" +
 	"\tlag_bytes\x18\x06 \x01(\x04R\blagBytes\x12\x15\n" +
 	"\x06lag_ms\x18\a \x01(\x04R\x05lagMs\x12\x14\n" +
 	"\x05state\x18\b \x01(\tR\x05state\x12\x15\n" +
-	"\x06ack_us\x18\t \x01(\x04R\x05ackUs\"O\n" +
+	"\x06ack_us\x18\t \x01(\x04R\x05ackUs\x12\x17\n" +
+	"\ajoin_ms\x18\n" +
+	" \x01(\x04R\x06joinMs\"O\n" +
 	"\x18ChangeReplicationRequest\x12!\n" +
 	"\fbroker_group\x18\x01 \x01(\tR\vbrokerGroup\x12\x10\n" +
 	"\x03ask\x18\x02 \x01(\fR\x03ask\"G\n" +
@@ -9427,7 +9501,7 @@ func file_jmq_proto_rawDescGZIP() []byte {
 	return file_jmq_proto_rawDescData
 }
 
-var file_jmq_proto_msgTypes = make([]protoimpl.MessageInfo, 116)
+var file_jmq_proto_msgTypes = make([]protoimpl.MessageInfo, 117)
 var file_jmq_proto_goTypes = []any{
 	(*HelloRequest)(nil),              // 0: jmq.wire.v1.HelloRequest
 	(*HelloResponse)(nil),             // 1: jmq.wire.v1.HelloResponse
@@ -9466,85 +9540,86 @@ var file_jmq_proto_goTypes = []any{
 	(*WatchObjectsRequest)(nil),       // 34: jmq.wire.v1.WatchObjectsRequest
 	(*WatchObjectsResponse)(nil),      // 35: jmq.wire.v1.WatchObjectsResponse
 	(*HeartbeatRequest)(nil),          // 36: jmq.wire.v1.HeartbeatRequest
-	(*ReplicaStatus)(nil),             // 37: jmq.wire.v1.ReplicaStatus
-	(*SlaveStatus)(nil),               // 38: jmq.wire.v1.SlaveStatus
-	(*ChangeReplicationRequest)(nil),  // 39: jmq.wire.v1.ChangeReplicationRequest
-	(*ChangeReplicationResponse)(nil), // 40: jmq.wire.v1.ChangeReplicationResponse
-	(*BrokerGroupRequest)(nil),        // 41: jmq.wire.v1.BrokerGroupRequest
-	(*BrokerGroupResponse)(nil),       // 42: jmq.wire.v1.BrokerGroupResponse
-	(*BrokerGroupStatus)(nil),         // 43: jmq.wire.v1.BrokerGroupStatus
-	(*EpochStart)(nil),                // 44: jmq.wire.v1.EpochStart
-	(*FollowRequest)(nil),             // 45: jmq.wire.v1.FollowRequest
-	(*FollowResponse)(nil),            // 46: jmq.wire.v1.FollowResponse
-	(*PullRequest)(nil),               // 47: jmq.wire.v1.PullRequest
-	(*PullResponse)(nil),              // 48: jmq.wire.v1.PullResponse
-	(*MeetRequest)(nil),               // 49: jmq.wire.v1.MeetRequest
-	(*MeetResponse)(nil),              // 50: jmq.wire.v1.MeetResponse
-	(*ReadLogRequest)(nil),            // 51: jmq.wire.v1.ReadLogRequest
-	(*ReadLogResponse)(nil),           // 52: jmq.wire.v1.ReadLogResponse
-	(*ReadSeedRequest)(nil),           // 53: jmq.wire.v1.ReadSeedRequest
-	(*ReadSeedResponse)(nil),          // 54: jmq.wire.v1.ReadSeedResponse
-	(*LogSumsRequest)(nil),            // 55: jmq.wire.v1.LogSumsRequest
-	(*LogSumsResponse)(nil),           // 56: jmq.wire.v1.LogSumsResponse
-	(*MergeSideRequest)(nil),          // 57: jmq.wire.v1.MergeSideRequest
-	(*SideLease)(nil),                 // 58: jmq.wire.v1.SideLease
-	(*MergeSideResponse)(nil),         // 59: jmq.wire.v1.MergeSideResponse
-	(*TakeOverRequest)(nil),           // 60: jmq.wire.v1.TakeOverRequest
-	(*TakeOverResponse)(nil),          // 61: jmq.wire.v1.TakeOverResponse
-	(*ResendRequest)(nil),             // 62: jmq.wire.v1.ResendRequest
-	(*ResendResponse)(nil),            // 63: jmq.wire.v1.ResendResponse
-	(*HeartbeatResponse)(nil),         // 64: jmq.wire.v1.HeartbeatResponse
-	(*ListNodesRequest)(nil),          // 65: jmq.wire.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),         // 66: jmq.wire.v1.ListNodesResponse
-	(*Node)(nil),                      // 67: jmq.wire.v1.Node
-	(*ListObjectsRequest)(nil),        // 68: jmq.wire.v1.ListObjectsRequest
-	(*ListObjectsResponse)(nil),       // 69: jmq.wire.v1.ListObjectsResponse
-	(*ApplyObjectsRequest)(nil),       // 70: jmq.wire.v1.ApplyObjectsRequest
-	(*ObjectWrite)(nil),               // 71: jmq.wire.v1.ObjectWrite
-	(*ApplyObjectsResponse)(nil),      // 72: jmq.wire.v1.ApplyObjectsResponse
-	(*ObjectChange)(nil),              // 73: jmq.wire.v1.ObjectChange
-	(*CreateCredentialRequest)(nil),   // 74: jmq.wire.v1.CreateCredentialRequest
-	(*CreateCredentialResponse)(nil),  // 75: jmq.wire.v1.CreateCredentialResponse
-	(*ListAuditRequest)(nil),          // 76: jmq.wire.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),         // 77: jmq.wire.v1.ListAuditResponse
-	(*AuditEntry)(nil),                // 78: jmq.wire.v1.AuditEntry
-	(*NewGenerationRequest)(nil),      // 79: jmq.wire.v1.NewGenerationRequest
-	(*NewGenerationResponse)(nil),     // 80: jmq.wire.v1.NewGenerationResponse
-	(*PartitionRoute)(nil),            // 81: jmq.wire.v1.PartitionRoute
-	(*CreateTopicRequest)(nil),        // 82: jmq.wire.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil),       // 83: jmq.wire.v1.CreateTopicResponse
-	(*Topic)(nil),                     // 84: jmq.wire.v1.Topic
-	(*TopicSettings)(nil),             // 85: jmq.wire.v1.TopicSettings
-	(*AlterTopicRequest)(nil),         // 86: jmq.wire.v1.AlterTopicRequest
-	(*AlterTopicResponse)(nil),        // 87: jmq.wire.v1.AlterTopicResponse
-	(*DeleteTopicRequest)(nil),        // 88: jmq.wire.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),       // 89: jmq.wire.v1.DeleteTopicResponse
-	(*ListTopicsRequest)(nil),         // 90: jmq.wire.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),        // 91: jmq.wire.v1.ListTopicsResponse
-	(*DescribeTopicRequest)(nil),      // 92: jmq.wire.v1.DescribeTopicRequest
-	(*DescribeTopicResponse)(nil),     // 93: jmq.wire.v1.DescribeTopicResponse
-	(*TopicPartition)(nil),            // 94: jmq.wire.v1.TopicPartition
-	(*GroupLagRequest)(nil),           // 95: jmq.wire.v1.GroupLagRequest
-	(*GroupLagResponse)(nil),          // 96: jmq.wire.v1.GroupLagResponse
-	(*GroupPartition)(nil),            // 97: jmq.wire.v1.GroupPartition
-	(*ListGroupsRequest)(nil),         // 98: jmq.wire.v1.ListGroupsRequest
-	(*ListGroupsResponse)(nil),        // 99: jmq.wire.v1.ListGroupsResponse
-	(*GroupSummary)(nil),              // 100: jmq.wire.v1.GroupSummary
-	(*GroupReset)(nil),                // 101: jmq.wire.v1.GroupReset
-	(*SeekGroupRequest)(nil),          // 102: jmq.wire.v1.SeekGroupRequest
-	(*SeekGroupResponse)(nil),         // 103: jmq.wire.v1.SeekGroupResponse
-	(*SeekPartition)(nil),             // 104: jmq.wire.v1.SeekPartition
-	(*AlterGroupRequest)(nil),         // 105: jmq.wire.v1.AlterGroupRequest
-	(*AlterGroupResponse)(nil),        // 106: jmq.wire.v1.AlterGroupResponse
-	(*RemoveGroupRequest)(nil),        // 107: jmq.wire.v1.RemoveGroupRequest
-	(*RemoveGroupResponse)(nil),       // 108: jmq.wire.v1.RemoveGroupResponse
-	(*PeekRequest)(nil),               // 109: jmq.wire.v1.PeekRequest
-	(*PeekResponse)(nil),              // 110: jmq.wire.v1.PeekResponse
-	(*StoreUsageRequest)(nil),         // 111: jmq.wire.v1.StoreUsageRequest
-	(*StoreUsageResponse)(nil),        // 112: jmq.wire.v1.StoreUsageResponse
-	(*DiskUsage)(nil),                 // 113: jmq.wire.v1.DiskUsage
-	(*StoreHold)(nil),                 // 114: jmq.wire.v1.StoreHold
-	(*StoreHole)(nil),                 // 115: jmq.wire.v1.StoreHole
+	(*Twin)(nil),                      // 37: jmq.wire.v1.Twin
+	(*ReplicaStatus)(nil),             // 38: jmq.wire.v1.ReplicaStatus
+	(*SlaveStatus)(nil),               // 39: jmq.wire.v1.SlaveStatus
+	(*ChangeReplicationRequest)(nil),  // 40: jmq.wire.v1.ChangeReplicationRequest
+	(*ChangeReplicationResponse)(nil), // 41: jmq.wire.v1.ChangeReplicationResponse
+	(*BrokerGroupRequest)(nil),        // 42: jmq.wire.v1.BrokerGroupRequest
+	(*BrokerGroupResponse)(nil),       // 43: jmq.wire.v1.BrokerGroupResponse
+	(*BrokerGroupStatus)(nil),         // 44: jmq.wire.v1.BrokerGroupStatus
+	(*EpochStart)(nil),                // 45: jmq.wire.v1.EpochStart
+	(*FollowRequest)(nil),             // 46: jmq.wire.v1.FollowRequest
+	(*FollowResponse)(nil),            // 47: jmq.wire.v1.FollowResponse
+	(*PullRequest)(nil),               // 48: jmq.wire.v1.PullRequest
+	(*PullResponse)(nil),              // 49: jmq.wire.v1.PullResponse
+	(*MeetRequest)(nil),               // 50: jmq.wire.v1.MeetRequest
+	(*MeetResponse)(nil),              // 51: jmq.wire.v1.MeetResponse
+	(*ReadLogRequest)(nil),            // 52: jmq.wire.v1.ReadLogRequest
+	(*ReadLogResponse)(nil),           // 53: jmq.wire.v1.ReadLogResponse
+	(*ReadSeedRequest)(nil),           // 54: jmq.wire.v1.ReadSeedRequest
+	(*ReadSeedResponse)(nil),          // 55: jmq.wire.v1.ReadSeedResponse
+	(*LogSumsRequest)(nil),            // 56: jmq.wire.v1.LogSumsRequest
+	(*LogSumsResponse)(nil),           // 57: jmq.wire.v1.LogSumsResponse
+	(*MergeSideRequest)(nil),          // 58: jmq.wire.v1.MergeSideRequest
+	(*SideLease)(nil),                 // 59: jmq.wire.v1.SideLease
+	(*MergeSideResponse)(nil),         // 60: jmq.wire.v1.MergeSideResponse
+	(*TakeOverRequest)(nil),           // 61: jmq.wire.v1.TakeOverRequest
+	(*TakeOverResponse)(nil),          // 62: jmq.wire.v1.TakeOverResponse
+	(*ResendRequest)(nil),             // 63: jmq.wire.v1.ResendRequest
+	(*ResendResponse)(nil),            // 64: jmq.wire.v1.ResendResponse
+	(*HeartbeatResponse)(nil),         // 65: jmq.wire.v1.HeartbeatResponse
+	(*ListNodesRequest)(nil),          // 66: jmq.wire.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),         // 67: jmq.wire.v1.ListNodesResponse
+	(*Node)(nil),                      // 68: jmq.wire.v1.Node
+	(*ListObjectsRequest)(nil),        // 69: jmq.wire.v1.ListObjectsRequest
+	(*ListObjectsResponse)(nil),       // 70: jmq.wire.v1.ListObjectsResponse
+	(*ApplyObjectsRequest)(nil),       // 71: jmq.wire.v1.ApplyObjectsRequest
+	(*ObjectWrite)(nil),               // 72: jmq.wire.v1.ObjectWrite
+	(*ApplyObjectsResponse)(nil),      // 73: jmq.wire.v1.ApplyObjectsResponse
+	(*ObjectChange)(nil),              // 74: jmq.wire.v1.ObjectChange
+	(*CreateCredentialRequest)(nil),   // 75: jmq.wire.v1.CreateCredentialRequest
+	(*CreateCredentialResponse)(nil),  // 76: jmq.wire.v1.CreateCredentialResponse
+	(*ListAuditRequest)(nil),          // 77: jmq.wire.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),         // 78: jmq.wire.v1.ListAuditResponse
+	(*AuditEntry)(nil),                // 79: jmq.wire.v1.AuditEntry
+	(*NewGenerationRequest)(nil),      // 80: jmq.wire.v1.NewGenerationRequest
+	(*NewGenerationResponse)(nil),     // 81: jmq.wire.v1.NewGenerationResponse
+	(*PartitionRoute)(nil),            // 82: jmq.wire.v1.PartitionRoute
+	(*CreateTopicRequest)(nil),        // 83: jmq.wire.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),       // 84: jmq.wire.v1.CreateTopicResponse
+	(*Topic)(nil),                     // 85: jmq.wire.v1.Topic
+	(*TopicSettings)(nil),             // 86: jmq.wire.v1.TopicSettings
+	(*AlterTopicRequest)(nil),         // 87: jmq.wire.v1.AlterTopicRequest
+	(*AlterTopicResponse)(nil),        // 88: jmq.wire.v1.AlterTopicResponse
+	(*DeleteTopicRequest)(nil),        // 89: jmq.wire.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),       // 90: jmq.wire.v1.DeleteTopicResponse
+	(*ListTopicsRequest)(nil),         // 91: jmq.wire.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),        // 92: jmq.wire.v1.ListTopicsResponse
+	(*DescribeTopicRequest)(nil),      // 93: jmq.wire.v1.DescribeTopicRequest
+	(*DescribeTopicResponse)(nil),     // 94: jmq.wire.v1.DescribeTopicResponse
+	(*TopicPartition)(nil),            // 95: jmq.wire.v1.TopicPartition
+	(*GroupLagRequest)(nil),           // 96: jmq.wire.v1.GroupLagRequest
+	(*GroupLagResponse)(nil),          // 97: jmq.wire.v1.GroupLagResponse
+	(*GroupPartition)(nil),            // 98: jmq.wire.v1.GroupPartition
+	(*ListGroupsRequest)(nil),         // 99: jmq.wire.v1.ListGroupsRequest
+	(*ListGroupsResponse)(nil),        // 100: jmq.wire.v1.ListGroupsResponse
+	(*GroupSummary)(nil),              // 101: jmq.wire.v1.GroupSummary
+	(*GroupReset)(nil),                // 102: jmq.wire.v1.GroupReset
+	(*SeekGroupRequest)(nil),          // 103: jmq.wire.v1.SeekGroupRequest
+	(*SeekGroupResponse)(nil),         // 104: jmq.wire.v1.SeekGroupResponse
+	(*SeekPartition)(nil),             // 105: jmq.wire.v1.SeekPartition
+	(*AlterGroupRequest)(nil),         // 106: jmq.wire.v1.AlterGroupRequest
+	(*AlterGroupResponse)(nil),        // 107: jmq.wire.v1.AlterGroupResponse
+	(*RemoveGroupRequest)(nil),        // 108: jmq.wire.v1.RemoveGroupRequest
+	(*RemoveGroupResponse)(nil),       // 109: jmq.wire.v1.RemoveGroupResponse
+	(*PeekRequest)(nil),               // 110: jmq.wire.v1.PeekRequest
+	(*PeekResponse)(nil),              // 111: jmq.wire.v1.PeekResponse
+	(*StoreUsageRequest)(nil),         // 112: jmq.wire.v1.StoreUsageRequest
+	(*StoreUsageResponse)(nil),        // 113: jmq.wire.v1.StoreUsageResponse
+	(*DiskUsage)(nil),                 // 114: jmq.wire.v1.DiskUsage
+	(*StoreHold)(nil),                 // 115: jmq.wire.v1.StoreHold
+	(*StoreHole)(nil),                 // 116: jmq.wire.v1.StoreHole
 }
 var file_jmq_proto_depIdxs = []int32{
 	4,   // 0: jmq.wire.v1.AuthenticateResponse.identity:type_name -> jmq.wire.v1.Identity
@@ -9553,7 +9628,7 @@ var file_jmq_proto_depIdxs = []int32{
 	19,  // 3: jmq.wire.v1.SubscribeRequest.policy:type_name -> jmq.wire.v1.GroupPolicy
 	19,  // 4: jmq.wire.v1.SubscribeResponse.policy:type_name -> jmq.wire.v1.GroupPolicy
 	21,  // 5: jmq.wire.v1.ExtendRequest.leases:type_name -> jmq.wire.v1.LeaseName
-	81,  // 6: jmq.wire.v1.RouteResponse.partitions:type_name -> jmq.wire.v1.PartitionRoute
+	82,  // 6: jmq.wire.v1.RouteResponse.partitions:type_name -> jmq.wire.v1.PartitionRoute
 	25,  // 7: jmq.wire.v1.RouteResponse.broker_groups:type_name -> jmq.wire.v1.BrokerGroupRoute
 	26,  // 8: jmq.wire.v1.BrokerGroupRoute.brokers:type_name -> jmq.wire.v1.BrokerRoute
 	28,  // 9: jmq.wire.v1.WatchRoutesRequest.topics:type_name -> jmq.wire.v1.WatchedTopic
@@ -9562,49 +9637,50 @@ var file_jmq_proto_depIdxs = []int32{
 	31,  // 12: jmq.wire.v1.TopicView.producer:type_name -> jmq.wire.v1.ProducerSettings
 	32,  // 13: jmq.wire.v1.TopicView.consumer:type_name -> jmq.wire.v1.ConsumerSettings
 	33,  // 14: jmq.wire.v1.WatchObjectsResponse.objects:type_name -> jmq.wire.v1.Object
-	37,  // 15: jmq.wire.v1.HeartbeatRequest.replica:type_name -> jmq.wire.v1.ReplicaStatus
-	38,  // 16: jmq.wire.v1.ReplicaStatus.slaves:type_name -> jmq.wire.v1.SlaveStatus
-	43,  // 17: jmq.wire.v1.BrokerGroupResponse.groups:type_name -> jmq.wire.v1.BrokerGroupStatus
-	67,  // 18: jmq.wire.v1.BrokerGroupStatus.brokers:type_name -> jmq.wire.v1.Node
-	44,  // 19: jmq.wire.v1.FollowRequest.history:type_name -> jmq.wire.v1.EpochStart
-	44,  // 20: jmq.wire.v1.FollowResponse.history:type_name -> jmq.wire.v1.EpochStart
-	37,  // 21: jmq.wire.v1.MeetResponse.status:type_name -> jmq.wire.v1.ReplicaStatus
-	44,  // 22: jmq.wire.v1.MeetResponse.history:type_name -> jmq.wire.v1.EpochStart
-	58,  // 23: jmq.wire.v1.MergeSideRequest.leases:type_name -> jmq.wire.v1.SideLease
-	67,  // 24: jmq.wire.v1.ListNodesResponse.nodes:type_name -> jmq.wire.v1.Node
-	36,  // 25: jmq.wire.v1.Node.last:type_name -> jmq.wire.v1.HeartbeatRequest
-	33,  // 26: jmq.wire.v1.ListObjectsResponse.objects:type_name -> jmq.wire.v1.Object
-	71,  // 27: jmq.wire.v1.ApplyObjectsRequest.writes:type_name -> jmq.wire.v1.ObjectWrite
-	33,  // 28: jmq.wire.v1.ObjectWrite.object:type_name -> jmq.wire.v1.Object
-	73,  // 29: jmq.wire.v1.ApplyObjectsResponse.changes:type_name -> jmq.wire.v1.ObjectChange
-	33,  // 30: jmq.wire.v1.ObjectChange.before:type_name -> jmq.wire.v1.Object
-	33,  // 31: jmq.wire.v1.ObjectChange.after:type_name -> jmq.wire.v1.Object
-	78,  // 32: jmq.wire.v1.ListAuditResponse.entries:type_name -> jmq.wire.v1.AuditEntry
-	85,  // 33: jmq.wire.v1.CreateTopicRequest.settings:type_name -> jmq.wire.v1.TopicSettings
-	84,  // 34: jmq.wire.v1.CreateTopicResponse.topic:type_name -> jmq.wire.v1.Topic
-	85,  // 35: jmq.wire.v1.Topic.settings:type_name -> jmq.wire.v1.TopicSettings
-	85,  // 36: jmq.wire.v1.AlterTopicRequest.settings:type_name -> jmq.wire.v1.TopicSettings
-	84,  // 37: jmq.wire.v1.AlterTopicResponse.topic:type_name -> jmq.wire.v1.Topic
-	84,  // 38: jmq.wire.v1.DeleteTopicResponse.topic:type_name -> jmq.wire.v1.Topic
-	84,  // 39: jmq.wire.v1.ListTopicsResponse.topics:type_name -> jmq.wire.v1.Topic
-	84,  // 40: jmq.wire.v1.DescribeTopicResponse.topic:type_name -> jmq.wire.v1.Topic
-	94,  // 41: jmq.wire.v1.DescribeTopicResponse.partitions:type_name -> jmq.wire.v1.TopicPartition
-	85,  // 42: jmq.wire.v1.DescribeTopicResponse.effective:type_name -> jmq.wire.v1.TopicSettings
-	97,  // 43: jmq.wire.v1.GroupLagResponse.partitions:type_name -> jmq.wire.v1.GroupPartition
-	100, // 44: jmq.wire.v1.ListGroupsResponse.groups:type_name -> jmq.wire.v1.GroupSummary
-	19,  // 45: jmq.wire.v1.GroupSummary.policy:type_name -> jmq.wire.v1.GroupPolicy
-	101, // 46: jmq.wire.v1.GroupSummary.last_reset:type_name -> jmq.wire.v1.GroupReset
-	104, // 47: jmq.wire.v1.SeekGroupResponse.partitions:type_name -> jmq.wire.v1.SeekPartition
-	19,  // 48: jmq.wire.v1.AlterGroupRequest.policy:type_name -> jmq.wire.v1.GroupPolicy
-	19,  // 49: jmq.wire.v1.AlterGroupResponse.policy:type_name -> jmq.wire.v1.GroupPolicy
-	113, // 50: jmq.wire.v1.StoreUsageResponse.disks:type_name -> jmq.wire.v1.DiskUsage
-	114, // 51: jmq.wire.v1.StoreUsageResponse.holds:type_name -> jmq.wire.v1.StoreHold
-	115, // 52: jmq.wire.v1.StoreUsageResponse.holes:type_name -> jmq.wire.v1.StoreHole
-	53,  // [53:53] is the sub-list for method output_type
-	53,  // [53:53] is the sub-list for method input_type
-	53,  // [53:53] is the sub-list for extension type_name
-	53,  // [53:53] is the sub-list for extension extendee
-	0,   // [0:53] is the sub-list for field type_name
+	38,  // 15: jmq.wire.v1.HeartbeatRequest.replica:type_name -> jmq.wire.v1.ReplicaStatus
+	37,  // 16: jmq.wire.v1.HeartbeatRequest.twins:type_name -> jmq.wire.v1.Twin
+	39,  // 17: jmq.wire.v1.ReplicaStatus.slaves:type_name -> jmq.wire.v1.SlaveStatus
+	44,  // 18: jmq.wire.v1.BrokerGroupResponse.groups:type_name -> jmq.wire.v1.BrokerGroupStatus
+	68,  // 19: jmq.wire.v1.BrokerGroupStatus.brokers:type_name -> jmq.wire.v1.Node
+	45,  // 20: jmq.wire.v1.FollowRequest.history:type_name -> jmq.wire.v1.EpochStart
+	45,  // 21: jmq.wire.v1.FollowResponse.history:type_name -> jmq.wire.v1.EpochStart
+	38,  // 22: jmq.wire.v1.MeetResponse.status:type_name -> jmq.wire.v1.ReplicaStatus
+	45,  // 23: jmq.wire.v1.MeetResponse.history:type_name -> jmq.wire.v1.EpochStart
+	59,  // 24: jmq.wire.v1.MergeSideRequest.leases:type_name -> jmq.wire.v1.SideLease
+	68,  // 25: jmq.wire.v1.ListNodesResponse.nodes:type_name -> jmq.wire.v1.Node
+	36,  // 26: jmq.wire.v1.Node.last:type_name -> jmq.wire.v1.HeartbeatRequest
+	33,  // 27: jmq.wire.v1.ListObjectsResponse.objects:type_name -> jmq.wire.v1.Object
+	72,  // 28: jmq.wire.v1.ApplyObjectsRequest.writes:type_name -> jmq.wire.v1.ObjectWrite
+	33,  // 29: jmq.wire.v1.ObjectWrite.object:type_name -> jmq.wire.v1.Object
+	74,  // 30: jmq.wire.v1.ApplyObjectsResponse.changes:type_name -> jmq.wire.v1.ObjectChange
+	33,  // 31: jmq.wire.v1.ObjectChange.before:type_name -> jmq.wire.v1.Object
+	33,  // 32: jmq.wire.v1.ObjectChange.after:type_name -> jmq.wire.v1.Object
+	79,  // 33: jmq.wire.v1.ListAuditResponse.entries:type_name -> jmq.wire.v1.AuditEntry
+	86,  // 34: jmq.wire.v1.CreateTopicRequest.settings:type_name -> jmq.wire.v1.TopicSettings
+	85,  // 35: jmq.wire.v1.CreateTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	86,  // 36: jmq.wire.v1.Topic.settings:type_name -> jmq.wire.v1.TopicSettings
+	86,  // 37: jmq.wire.v1.AlterTopicRequest.settings:type_name -> jmq.wire.v1.TopicSettings
+	85,  // 38: jmq.wire.v1.AlterTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	85,  // 39: jmq.wire.v1.DeleteTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	85,  // 40: jmq.wire.v1.ListTopicsResponse.topics:type_name -> jmq.wire.v1.Topic
+	85,  // 41: jmq.wire.v1.DescribeTopicResponse.topic:type_name -> jmq.wire.v1.Topic
+	95,  // 42: jmq.wire.v1.DescribeTopicResponse.partitions:type_name -> jmq.wire.v1.TopicPartition
+	86,  // 43: jmq.wire.v1.DescribeTopicResponse.effective:type_name -> jmq.wire.v1.TopicSettings
+	98,  // 44: jmq.wire.v1.GroupLagResponse.partitions:type_name -> jmq.wire.v1.GroupPartition
+	101, // 45: jmq.wire.v1.ListGroupsResponse.groups:type_name -> jmq.wire.v1.GroupSummary
+	19,  // 46: jmq.wire.v1.GroupSummary.policy:type_name -> jmq.wire.v1.GroupPolicy
+	102, // 47: jmq.wire.v1.GroupSummary.last_reset:type_name -> jmq.wire.v1.GroupReset
+	105, // 48: jmq.wire.v1.SeekGroupResponse.partitions:type_name -> jmq.wire.v1.SeekPartition
+	19,  // 49: jmq.wire.v1.AlterGroupRequest.policy:type_name -> jmq.wire.v1.GroupPolicy
+	19,  // 50: jmq.wire.v1.AlterGroupResponse.policy:type_name -> jmq.wire.v1.GroupPolicy
+	114, // 51: jmq.wire.v1.StoreUsageResponse.disks:type_name -> jmq.wire.v1.DiskUsage
+	115, // 52: jmq.wire.v1.StoreUsageResponse.holds:type_name -> jmq.wire.v1.StoreHold
+	116, // 53: jmq.wire.v1.StoreUsageResponse.holes:type_name -> jmq.wire.v1.StoreHole
+	54,  // [54:54] is the sub-list for method output_type
+	54,  // [54:54] is the sub-list for method input_type
+	54,  // [54:54] is the sub-list for extension type_name
+	54,  // [54:54] is the sub-list for extension extendee
+	0,   // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_jmq_proto_init() }
@@ -9614,15 +9690,15 @@ func file_jmq_proto_init() {
 	}
 	file_jmq_proto_msgTypes[31].OneofWrappers = []any{}
 	file_jmq_proto_msgTypes[32].OneofWrappers = []any{}
-	file_jmq_proto_msgTypes[85].OneofWrappers = []any{}
 	file_jmq_proto_msgTypes[86].OneofWrappers = []any{}
+	file_jmq_proto_msgTypes[87].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_jmq_proto_rawDesc), len(file_jmq_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   116,
+			NumMessages:   117,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

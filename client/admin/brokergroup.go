@@ -46,6 +46,7 @@ type SlaveState struct {
 	Behind uint64        // bytes
 	Lag    time.Duration // since it had all
 	Ack    time.Duration // from push to ack, the median of the last ones
+	Join   time.Duration // it is in step, and joins after so long; 0: it is not, or it has joined
 }
 
 func replicaOf(s *wire.ReplicaStatus) *Replica {
@@ -60,6 +61,7 @@ func replicaOf(s *wire.ReplicaStatus) *Replica {
 		r.Slaves = append(r.Slaves, SlaveState{
 			Broker: x.Broker, InSync: x.InSync, State: x.State, Acked: x.Acked, Behind: x.LagBytes,
 			Lag: time.Duration(x.LagMs) * time.Millisecond, Ack: time.Duration(x.AckUs) * time.Microsecond,
+			Join: time.Duration(x.JoinMs) * time.Millisecond,
 		})
 	}
 	return r
@@ -80,7 +82,7 @@ type BrokerGroup struct {
 	Mode      string // fixed, auto
 	State     string // active, read-only, draining
 	Row       Row
-	Condition string // ok, degraded, full, no-master, waiting, refused; with why, and since when
+	Condition string // ok, degraded, full, silent, no-master, waiting, refused; with why, and since when
 	Brokers   []Node // the master first
 }
 

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -51,6 +52,44 @@ type node struct {
 	member    term.Member  // that last was
 	refused   error        // why it could not be registered
 	unwritten bool         // what was found of it could not be written, and that was told
+	twin      twin         // another process of its name, which is refused here
+}
+
+// twin is a process whose heartbeats are refused since another one has its name.
+type twin struct {
+	boot        string
+	addresses   []string
+	first, last time.Time // heartbeats
+}
+
+const (
+	// A heartbeat of a process that has just ended may be late: one counts as running beside the other when it was refused for so long, and was heard
+	// within that time.
+	twinAfter = time.Second
+	twinHeard = 3 * time.Second
+)
+
+// refuse notes a heartbeat that is refused for its name.
+func (x *node) refuse(r *wire.HeartbeatRequest) {
+	now := time.Now()
+	if x.twin.boot != r.Boot || now.Sub(x.twin.last) > twinHeard {
+		x.twin = twin{boot: r.Boot, first: now}
+	}
+	x.twin.addresses, x.twin.last = r.Addresses, now
+}
+
+// twins are the processes that are refused here for their names.
+func (n *Node) twins() (list []*wire.Twin) {
+	now := time.Now()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for name, x := range n.mu.nodes {
+		if t := &x.twin; t.last.Sub(t.first) >= twinAfter && now.Sub(t.last) < twinHeard && len(list) < bootsMax {
+			list = append(list, &wire.Twin{Node: name, Addresses: t.addresses})
+		}
+	}
+	slices.SortFunc(list, func(a, b *wire.Twin) int { return cmp.Compare(a.Node, b.Node) })
+	return list
 }
 
 // Heartbeat implements wire.Registry. It is answered from memory: a slow database does not make others fall silent.
@@ -132,9 +171,11 @@ func (n *Node) hear(r *wire.HeartbeatRequest, addr string) error {
 		case b != nil && b.Boot == r.Boot:
 			x.own(r.Boot)
 		case b != nil && !b.Away && slices.Contains(x.boots, r.Boot):
-			return wire.Errorf(wire.CodeConflict, "another broker with the name %s runs, at %v", r.Node, b.Addresses)
+			x.refuse(r)
+			return wire.Errorf(wire.CodeConflict, "another broker with the name %s runs, at %v: stop one, or give this one a name of its own (node.name)", r.Node, b.Addresses)
 		}
 		if b != nil && !b.Away && b.Boot != r.Boot && x.last != nil && x.last.Boot == b.Boot && x.silent < takeOver && !slices.Equal(b.Addresses, r.Addresses) {
+			x.refuse(r)
 			return wire.Errorf(wire.CodeConflict, "another broker with the name %s lives, at %v: give this one a name of its own (node.name)", r.Node, b.Addresses)
 		}
 		due = b == nil || b.Away || !sameBroker(b, brokerOf(r))
@@ -177,6 +218,7 @@ func (x *node) own(boot string) {
 // hearSelf takes this process's own heartbeat.
 func (n *Node) hearSelf() {
 	r := n.o.Self()
+	r.Twins = n.twins()
 	if s := n.applied.Load(); s != nil {
 		r.Generation, r.MetadataVersion = uint64(s.Generation), uint64(s.Version)
 	}

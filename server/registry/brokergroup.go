@@ -32,6 +32,7 @@ const (
 	conditionFull     = "full"      // its master takes no messages, for its disk is full
 	conditionNoMaster = "no-master" // nothing can be sent to it
 	conditionWaiting  = "waiting"   // its master lives, and may or can not serve yet
+	conditionSilent   = "silent"    // its master was not heard for a while, and may be away
 	conditionRefused  = "refused"   // a broker would have to give up what it knows to be committed: an operator must look
 )
 
@@ -139,8 +140,27 @@ func (n *Node) statuses(brokerGroup string) ([]*wire.BrokerGroupStatus, error) {
 	return list, nil
 }
 
+// silentAfter is how long a master may be silent that is well: it beats each half second, which is stored and read each half second.
+const silentAfter = 1500 * time.Millisecond
+
 // condition says in words how a broker group is.
 func condition(s *meta.Snapshot, name string, row term.Row, g *replicas) (kind, why string) {
+	kind, why = conditionAlone(s, name, row, g)
+	words := []string{why}
+	if why == "" {
+		words = nil
+	}
+	for _, b := range g.names {
+		if other := g.twins[b]; len(other) > 0 {
+			words = append(words, fmt.Sprintf("two processes run as broker %s, at %s and at %s: stop one, or give it a name of its own (node.name)",
+				b, strings.Join(g.specs[b].Addresses, ","), strings.Join(other, ",")))
+		}
+	}
+	return kind, strings.Join(words, "; ")
+}
+
+// conditionAlone is condition as far as each process has a name of its own.
+func conditionAlone(s *meta.Snapshot, name string, row term.Row, g *replicas) (kind, why string) {
 	master := row.Master.Broker
 	said := func(b string) string {
 		if w := g.status[b].GetWhy(); w != "" {
@@ -170,6 +190,8 @@ func condition(s *meta.Snapshot, name string, row term.Row, g *replicas) (kind, 
 		return conditionNoMaster, "the journal of broker " + master + ", its master, failed" + g.serving()
 	case !g.living[master]:
 		return conditionNoMaster, "broker " + master + ", its master, is away" + g.serving()
+	case g.silent[master] >= silentAfter:
+		return conditionSilent, fmt.Sprintf("broker %s, its master, was not heard for %v; it counts as away after %v", master, g.silent[master].Truncate(time.Second), promoteAfter)
 	}
 	for _, b := range g.names {
 		if g.living[b] && g.reports[b].Refused {
@@ -192,13 +214,22 @@ func condition(s *meta.Snapshot, name string, row term.Row, g *replicas) (kind, 
 	}
 	var out, full []string
 	for _, b := range g.names {
-		if w := g.status[b].GetNoRoom(); w != "" && g.living[b] {
-			full = append(full, "broker "+b+": "+w)
+		noRoom := ""
+		if g.living[b] {
+			noRoom = g.status[b].GetNoRoom()
 		}
 		switch x := slaves[b]; {
-		case b == master || x.GetInSync():
+		case b == master:
+		case x.GetInSync():
+			if noRoom != "" {
+				full = append(full, "broker "+b+": "+noRoom)
+			}
 		case !g.living[b]:
 			out = append(out, "broker "+b+" is away")
+		case noRoom != "": // it backs off, and its master takes it as away meanwhile
+			out = append(out, "broker "+b+" has no room: "+noRoom)
+		case x.GetJoinMs() > 0:
+			out = append(out, fmt.Sprintf("broker %s joins in %v", b, joinIn(x)))
 		case x == nil:
 			out = append(out, "broker "+b+" does not follow"+said(b))
 		default:
@@ -767,4 +798,9 @@ func (n *Node) wireNode(s *meta.Snapshot, name string, x *node) *wire.Node {
 		}
 	}
 	return m
+}
+
+// joinIn is after how long a slave joins that is in step, in whole seconds.
+func joinIn(x *wire.SlaveStatus) time.Duration {
+	return (time.Duration(x.JoinMs)*time.Millisecond + time.Second - 1).Truncate(time.Second)
 }

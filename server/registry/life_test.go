@@ -568,6 +568,66 @@ func TestTold(t *testing.T) {
 	})
 }
 
+// TestCondition shows what status says while a master is silent and not away yet; of a slave in step that will join, and of one whose disk is full; and, at every
+// registry node, of two processes with one name: where both are, as long as the second one goes on.
+func TestCondition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 2)
+		defer c.close()
+		a, b, d := trio(t, c, meta.BrokerGroupFixed)
+		defer b.Close()
+		defer d.Close()
+		condition := func(want string) {
+			t.Helper()
+			for i, n := range c.nodes {
+				if got, _, _ := strings.Cut(conditionOf(t, n), ", since"); got != want {
+					t.Fatalf("node %d: %q, want %q", i, got, want)
+				}
+			}
+		}
+		condition("ok")
+		a.say(func(s *wire.ReplicaStatus) {
+			s.Slaves = []*wire.SlaveStatus{{Broker: "b", State: "catching-up", JoinMs: 3001}, {Broker: "d", InSync: true}}
+		})
+		rest(2 * time.Second)
+		condition("degraded: 1 of 2 slaves in sync; broker b joins in 4s")
+		a.say(func(s *wire.ReplicaStatus) {
+			s.Slaves = []*wire.SlaveStatus{{Broker: "b", InSync: true}, {Broker: "d", State: "away", LagBytes: 70}}
+		})
+		d.say(func(s *wire.ReplicaStatus) { s.NoRoom = "no space left on device" })
+		rest(2 * time.Second)
+		condition("degraded: 1 of 2 slaves in sync; broker d has no room: no space left on device")
+		a.say(func(s *wire.ReplicaStatus) {
+			s.Slaves = []*wire.SlaveStatus{{Broker: "b", InSync: true}, {Broker: "d", InSync: true}}
+		})
+		d.say(func(s *wire.ReplicaStatus) { s.NoRoom = "" })
+		rest(2 * time.Second)
+		condition("ok")
+
+		twin := func(times int) {
+			t.Helper()
+			for range times {
+				_, err := c.nodes[1].Heartbeat(t.Context(), &wire.HeartbeatRequest{Node: "b", Boot: "twin", Roles: []string{RoleBroker}, BrokerGroup: "g", Addresses: []string{"elsewhere:1"}})
+				wantCode(t, err, wire.CodeConflict)
+				rest(500 * time.Millisecond)
+			}
+		}
+		twin(1) // as a late one of a process that ended
+		rest(time.Second)
+		condition("ok")
+		twin(8)
+		condition("ok: two processes run as broker b, at b:50088 and at elsewhere:1: stop one, or give it a name of its own (node.name)")
+		rest(5 * time.Second)
+		condition("ok")
+
+		a.die()
+		rest(2600 * time.Millisecond)
+		condition("silent: broker a, its master, was not heard for 2s; it counts as away after 3s")
+		rest(2 * time.Second)
+		condition("no-master: broker a, its master, is away")
+	})
+}
+
 // TestTransfer shows a planned transfer: to a slave in sync only; the row asks for it, the master hands over, and the one who asked is answered then; and one that
 // does not come about is given up.
 func TestTransfer(t *testing.T) {

@@ -266,11 +266,19 @@ type replicas struct {
 	failed  map[string]bool        // its journal stopped
 	silent  map[string]time.Duration
 	status  map[string]*wire.ReplicaStatus // of those with a report, as they said it
+	twins   map[string][]string            // addresses of other processes of its name
 }
 
 // replicasOf returns them by broker group. n.mu is held.
 func (n *Node) replicasOf(s *meta.Snapshot) map[string]*replicas {
-	all := map[string]*replicas{}
+	all, twins := map[string]*replicas{}, map[string][]string{}
+	for _, x := range n.mu.nodes {
+		if x.last != nil && x.silent < silenceMax {
+			for _, t := range x.last.Twins {
+				twins[t.Node] = append(twins[t.Node], t.Addresses...)
+			}
+		}
+	}
 	list := slices.Clone(s.List(meta.KindBroker))
 	slices.SortStableFunc(list, func(a, b *meta.Object) int { return int(int64(a.Created) - int64(b.Created)) })
 	for _, o := range list {
@@ -278,7 +286,7 @@ func (n *Node) replicasOf(s *meta.Snapshot) map[string]*replicas {
 		g := all[b.BrokerGroup]
 		if g == nil {
 			g = &replicas{specs: map[string]*meta.Broker{}, reports: map[string]term.Report{}, living: map[string]bool{}, failed: map[string]bool{},
-				silent: map[string]time.Duration{}, status: map[string]*wire.ReplicaStatus{}}
+				silent: map[string]time.Duration{}, status: map[string]*wire.ReplicaStatus{}, twins: twins}
 			all[b.BrokerGroup] = g
 		}
 		g.names = append(g.names, o.Name)

@@ -43,7 +43,25 @@ func TestCopying(t *testing.T) {
 		t.Errorf("when it is whole: in sync %v, copied %d, committed %d", l.InSync(), l.Copied(), l.Committed())
 	}
 	follow(true)
-	if l.InSync() {
-		t.Error("it is in sync, and makes a full copy again")
+	if l.InSync() || l.Slaves(now)[0].Join != 0 {
+		t.Error("it is in sync, or will be, and makes a full copy again")
+	}
+	// It left soon after it had joined, so it has to be in step for twice as long; what is left of that is said.
+	wait := 2 * Timing{}.withDefaults().JoinAfter
+	follow(false)
+	for joins := wait; joins > 0; joins -= time.Second {
+		if got := l.Slaves(now)[0].Join; l.InSync() || got != joins {
+			t.Fatalf("it joins in %v, want %v; in sync %v", got, joins, l.InSync())
+		}
+		for range 4 {
+			now = now.Add(250 * time.Millisecond)
+			if _, err := l.Ack(now, l.lost, epoch, 8, 8); err != nil {
+				t.Fatal(err)
+			}
+			l.Tick(now)
+		}
+	}
+	if !l.InSync() || l.Slaves(now)[0].Join != 0 {
+		t.Error("it is not in sync when its time has come")
 	}
 }

@@ -120,6 +120,7 @@ type SlaveState struct {
 	Acked   journal.Position
 	Synced  journal.Position
 	Lag     time.Duration // since it owes the oldest byte, about
+	Join    time.Duration // it is in step, and joins after so long; 0: it is not, or it has joined
 	Heard   time.Time
 }
 
@@ -406,10 +407,7 @@ func (l *Leader) Tick(now time.Time) {
 		if s.steady.IsZero() {
 			s.steady = now
 		}
-		wait := time.Duration(s.delay) * l.timing.JoinAfter
-		if s.joined.IsZero() && now.Sub(l.opened) < l.timing.JoinAfter {
-			wait = 0 // it was in step with the master before, or leaves again
-		}
+		wait := l.wait(now, s)
 		switch {
 		case now.Sub(s.steady) < wait:
 		case s.acked < l.committed && !l.off.off(ruleJoinAtCommitted):
@@ -421,6 +419,14 @@ func (l *Leader) Tick(now time.Time) {
 			l.settle()
 		}
 	}
+}
+
+// wait is how long the slave has to be in step before it joins.
+func (l *Leader) wait(now time.Time, s *slaveOf) time.Duration {
+	if s.joined.IsZero() && now.Sub(l.opened) < l.timing.JoinAfter {
+		return 0 // it was in step with the master before, or leaves again
+	}
+	return time.Duration(s.delay) * l.timing.JoinAfter
 }
 
 // lag is since when the slave owes what it has not acked.
@@ -593,10 +599,14 @@ func (l *Leader) Settled() bool { return l.committed >= l.begins }
 func (l *Leader) Slaves(now time.Time) []SlaveState {
 	out := make([]SlaveState, 0, len(l.slaves))
 	for _, s := range l.slaves {
-		out = append(out, SlaveState{
+		state := SlaveState{
 			Member: s.member, InSync: s.set, Waited: s.waited, Begun: s.begun && !s.gone, Refused: s.refuse,
 			Acked: s.acked, Synced: s.synced, Lag: l.lag(now, s), Heard: s.heard,
-		})
+		}
+		if !s.set && !s.steady.IsZero() {
+			state.Join = max(time.Millisecond, l.wait(now, s)-now.Sub(s.steady))
+		}
+		out = append(out, state)
 	}
 	return out
 }

@@ -841,7 +841,7 @@ func (m *Master) Status() *wire.ReplicaStatus {
 	end := m.mu.leader.End()
 	for _, s := range m.mu.leader.Slaves(now) {
 		st := &wire.SlaveStatus{Broker: s.Broker, Store: s.Store, Boot: s.Boot, InSync: s.InSync, Acked: uint64(s.Acked), LagBytes: uint64(end - min(end, s.Acked)),
-			LagMs: uint64(s.Lag.Milliseconds())}
+			LagMs: uint64(s.Lag.Milliseconds()), JoinMs: uint64(s.Join.Milliseconds())}
 		away := !s.Begun || now.Sub(s.Heard) > m.n.Timing.AwayAfter
 		switch {
 		case s.Refused:
