@@ -468,14 +468,15 @@ func temporaryDir() (string, error) {
 	return os.MkdirTemp("", fmt.Sprintf("jmq-testenv-%d-", os.Getpid()))
 }
 
-// removeLeft removes folders of processes that ended without doing it.
+// removeLeft removes folders, and disks mounted there, of processes that ended without doing it.
 func removeLeft() {
 	left, _ := filepath.Glob(filepath.Join(os.TempDir(), "jmq-testenv-*-*"))
 	for _, dir := range left {
 		rest := strings.TrimPrefix(filepath.Base(dir), "jmq-testenv-")
 		pid, err := strconv.Atoi(rest[:max(0, strings.IndexByte(rest, '-'))])
 		if err == nil && pid > 1 && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
-			_ = os.RemoveAll(dir) // another process may be at it
+			_ = syscall.Unmount(dir, syscall.MNT_DETACH) // if it is a Disk
+			_ = os.RemoveAll(dir)                        // another process may be at it
 		}
 	}
 }

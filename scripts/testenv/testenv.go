@@ -1,4 +1,4 @@
-// Package testenv starts real servers for tests and for programs under scripts, on free ports of the loopback address.
+// Package testenv starts real servers for tests and for programs under scripts, on free ports of the loopback address, and mounts small disks.
 //
 // A test that needs a database says MariaDB(t): one server a test process, one fresh database a test. A test that stops, kills or
 // pauses a server starts its own: NewMariaDB(t). Where the server's program is missing the test is skipped, and the reason names
@@ -9,7 +9,9 @@
 //
 //	func TestMain(m *testing.M) { goleak.VerifyTestMain(testenv.Main(m)) }
 //
-// Nothing outlives the process in any case: the kernel ends servers when it ends, and folders that one left are removed by the next.
+// A test that needs a disk that can be full says Disk(t).
+//
+// Nothing outlives the process in any case: the kernel ends servers when it ends, and folders and mounts that one left are removed by the next.
 package testenv
 
 import (

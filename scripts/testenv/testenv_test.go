@@ -4,8 +4,13 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -109,5 +114,37 @@ func TestMissing(t *testing.T) {
 		if !strings.Contains(said, "mariadb-server-core") || other != "" {
 			t.Errorf("JMQ_TEST_REQUIRE=%q: got skipped %q, failed %q", c.require, r.skipped, r.failed)
 		}
+	}
+}
+
+// TestDisk: a disk has as much room as it was given, and is gone with its test. One that a process left which was killed goes at the next start.
+func TestDisk(t *testing.T) {
+	var dir string
+	t.Run("one", func(t *testing.T) {
+		dir = Disk(t, 1<<20)
+		if err := os.WriteFile(filepath.Join(dir, "more"), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
+			t.Fatal(err)
+		}
+	})
+	if _, err := os.Stat(dir); dir != "" && !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is left: %v", dir, err)
+	}
+	dead := exec.Command("true")
+	if err := dead.Run(); err != nil {
+		t.Fatal(err)
+	}
+	left, err := os.MkdirTemp("", fmt.Sprintf("jmq-testenv-%d-", dead.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("jmq-test", left, "tmpfs", 0, "size=65536"); err != nil {
+		_ = os.Remove(left)
+		Missing(t, "disk", err)
+	}
+	removeLeft()
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if _, serr := os.Stat(left); err != nil || strings.Contains(string(mounts), left) || !errors.Is(serr, fs.ErrNotExist) {
+		_ = syscall.Unmount(left, syscall.MNT_DETACH)
+		t.Errorf("%s is left: %v, %v\n%s", left, err, serr, mounts)
 	}
 }

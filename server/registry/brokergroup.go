@@ -227,7 +227,7 @@ func conditionAlone(s *meta.Snapshot, name string, row term.Row, g *replicas) (k
 		case !g.living[b]:
 			out = append(out, "broker "+b+" is away")
 		case noRoom != "": // it backs off, and its master takes it as away meanwhile
-			out = append(out, "broker "+b+" has no room: "+noRoom)
+			out = append(out, "broker "+b+": "+noRoom)
 		case x.GetJoinMs() > 0:
 			out = append(out, fmt.Sprintf("broker %s joins in %v", b, joinIn(x)))
 		case x == nil:

@@ -596,7 +596,7 @@ func TestCondition(t *testing.T) {
 		})
 		d.say(func(s *wire.ReplicaStatus) { s.NoRoom = "no space left on device" })
 		rest(2 * time.Second)
-		condition("degraded: 1 of 2 slaves in sync; broker d has no room: no space left on device")
+		condition("degraded: 1 of 2 slaves in sync; broker d: no space left on device")
 		a.say(func(s *wire.ReplicaStatus) {
 			s.Slaves = []*wire.SlaveStatus{{Broker: "b", InSync: true}, {Broker: "d", InSync: true}}
 		})

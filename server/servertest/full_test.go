@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -25,21 +24,6 @@ const (
 	fullSendTimeout = 200 * time.Millisecond // of a send, so that its error comes within a second
 )
 
-// smallDisk mounts a disk of its own, and returns its folder. Without the right to do so the test is skipped, or fails where it is required.
-func smallDisk(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	if err := syscall.Mount("jmq-test", dir, "tmpfs", 0, "size="+strconv.Itoa(smallDiskBytes)); err != nil {
-		testenv.Missing(t, "disk", fmt.Errorf("a small disk cannot be mounted: %w", err))
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, 0); err != nil {
-			t.Errorf("unmount %s: %v", dir, err)
-		}
-	})
-	return dir
-}
-
 // TestDiskFull fills the disk of the journal, of the index, or of the checkpoints, and frees it, again and again (JMQ_TEST_CYCLES).
 // While it is full a send is taken or refused within a second, and says why; what is stored is given, and acks are taken. When
 // there is space again sends go on by themselves, and nothing that was acknowledged is lost, nor comes twice. Every other start
@@ -51,7 +35,7 @@ func TestDiskFull(t *testing.T) {
 	}
 	for _, what := range []string{"journal", "index", "checkpoints"} {
 		t.Run(what, func(t *testing.T) {
-			disk := smallDisk(t)
+			disk := testenv.Disk(t, smallDiskBytes)
 			// Started after the mount, so it is stopped before the disk goes.
 			s := Start(t, func(c *server.Config) {
 				b := &c.Broker
@@ -276,22 +260,28 @@ func (f *filling) judge() {
 	}
 }
 
-// TestSlaveDiskFull: a slave whose disk is full says so, and answers what its disk holds; the master goes on without it. When it has room again it takes what it missed.
-// A master whose disk is full says that it takes no messages.
-func TestSlaveDiskFull(t *testing.T) {
-	disks := map[string]string{}
+// onSmallDisks starts a broker group of a master and a slave, each on a disk of its own, with the topic orders.
+func onSmallDisks(t *testing.T) (g *ReplicaGroup, cl *client.Client, disks map[string]string) {
+	t.Helper()
+	disks = map[string]string{}
 	c := StartCluster(t, ClusterOptions{Slaves: 1, Each: func(c *server.Config) {
 		fast(c)
 		if len(c.Roles) == 1 && c.Roles[0] == server.RoleBroker {
-			disks[c.Node.Name] = smallDisk(t)
+			disks[c.Node.Name] = testenv.Disk(t, smallDiskBytes)
 			c.Broker.Data = filepath.Join(disks[c.Node.Name], "data")
 			c.Broker.Journal.SegmentBytesMax = 256 << 10
 		}
 	}})
-	g := c.Groups[0]
+	g = c.Groups[0]
 	g.InSync(1)
 	c.Registries[0].CreateTopic("orders", 1)
-	cl := c.Dial(strings.Join(Addresses(g.Brokers), ","))
+	return g, c.Dial(strings.Join(Addresses(g.Brokers), ",")), disks
+}
+
+// TestSlaveDiskFull: a slave whose disk is full says so, and answers what its disk holds; the master goes on without it. When it has room again it takes what it missed.
+// A master whose disk is full says that it takes no messages.
+func TestSlaveDiskFull(t *testing.T) {
+	g, cl, disks := onSmallDisks(t)
 	condition := func() string {
 		r, err := g.Do(&wire.BrokerGroupRequest{Action: "status"})
 		if err != nil {
@@ -311,7 +301,7 @@ func TestSlaveDiskFull(t *testing.T) {
 		return strings.Contains(g.Status()["b1s1"].GetNoRoom(), "no room for a segment")
 	})
 	until(t, "it is told", func() bool {
-		return strings.Contains(condition(), "0 of 1 slaves in sync") && strings.Contains(condition(), "broker b1s1: its disk has no room for a segment of the journal")
+		return strings.Contains(condition(), "0 of 1 slaves in sync; broker b1s1: its disk has no room for a segment of the journal")
 	})
 	if u, err := g.Broker("b1s1").Admin().StoreUsage(t.Context(), &wire.StoreUsageRequest{}); err != nil || u.State != "refusing" || u.Disks[0].Free != 0 {
 		t.Errorf("usage of the slave: %v, %v", u, err)
@@ -333,19 +323,7 @@ func TestSlaveDiskFull(t *testing.T) {
 
 // TestFullDisksHandOver: on disks with no byte left a broker hands over and takes over, by a transfer and by force, tells what is wrong, and lives.
 func TestFullDisksHandOver(t *testing.T) {
-	disks := map[string]string{}
-	c := StartCluster(t, ClusterOptions{Slaves: 1, Each: func(c *server.Config) {
-		fast(c)
-		if len(c.Roles) == 1 && c.Roles[0] == server.RoleBroker {
-			disks[c.Node.Name] = smallDisk(t)
-			c.Broker.Data = filepath.Join(disks[c.Node.Name], "data")
-			c.Broker.Journal.SegmentBytesMax = 256 << 10
-		}
-	}})
-	g := c.Groups[0]
-	g.InSync(1)
-	c.Registries[0].CreateTopic("orders", 1)
-	cl := c.Dial(strings.Join(Addresses(g.Brokers), ","))
+	g, cl, disks := onSmallDisks(t)
 	for i := range 3 {
 		if err := send(t, cl, "orders", fmt.Sprint(i)); err != nil {
 			t.Fatal(err)
