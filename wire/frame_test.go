@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -119,13 +120,16 @@ func readFrames(b []byte, pieces []byte) (frames []Frame, err error) {
 // FuzzFrame reads any bytes, in any pieces, through a connection: the frames are those that ParseFrame finds in the whole,
 // they are written back as the same bytes, and what is wrong ends the connection with the same code.
 func FuzzFrame(f *testing.F) {
-	ping := AppendFrame(nil, Frame{Kind: KindRequest, Command: CommandPing, Request: 1})
+	ping := slices.Clip(AppendFrame(nil, Frame{Kind: KindRequest, Command: CommandPing, Request: 1}))
 	f.Add(ping, []byte{0, 1, 2})
-	f.Add(AppendFrame(ping, Frame{Kind: KindPush, Command: 9, Header: []byte("header"), Payload: bytes.Repeat([]byte("p"), 3000)}), []byte{19, 255, 200})
+	push := AppendFrame(ping, Frame{Kind: KindPush, Command: 9, Header: []byte("header"), Payload: bytes.Repeat([]byte("p"), 300)})
+	refused := AppendFrame(nil, Frame{Kind: KindError, Header: AppendError(nil, Errorf(CodeTooMany, "x"))})
+	f.Add(AppendFrame(slices.Clip(push), Frame{Kind: KindPush, Payload: make([]byte, 3000)}), []byte{19, 255, 200})
 	f.Add(AppendFrame(ping, Frame{Kind: KindRequest, Payload: make([]byte, 5000)}), []byte{})
-	f.Add(AppendFrame(nil, Frame{Kind: KindError, Header: AppendError(nil, Errorf(CodeTooMany, "x"))}), []byte{})
+	f.Add(refused, []byte{})
 	f.Add([]byte("GET / HTTP/1.1\r\n"), []byte{3})
-	f.Fuzz(func(t *testing.T, b, pieces []byte) {
+	conn, buffers := new(mutate.Conn), new(Buffers)
+	check := func(t testing.TB, b, pieces []byte) bool {
 		var want []Frame
 		var wantErr *CodeError
 		rest := b
@@ -148,7 +152,13 @@ func FuzzFrame(f *testing.F) {
 				want = append(want, g)
 			}
 		}
-		got, err := readFrames(b, pieces)
+		var got []Frame
+		conn.Say(b, pieces)
+		c := NewConn(conn, ConnOptions{FrameBytesMax: 4096, Buffers: buffers, Handler: func(_ *Conn, f Frame) {
+			f.Header, f.Payload = bytes.Clone(f.Header), bytes.Clone(f.Payload)
+			got = append(got, f)
+		}})
+		err := c.Serve()
 		if len(got) != len(want) {
 			t.Fatalf("%d frames, want %d", len(got), len(want))
 		}
@@ -169,7 +179,17 @@ func FuzzFrame(f *testing.F) {
 		case !errors.Is(err, io.ErrUnexpectedEOF):
 			t.Fatalf("ended by %v, want an unexpected EOF", err)
 		}
-	})
+		return len(got) > 0
+	}
+	pieced := func(b []byte, pieces ...byte) []byte { return slices.Concat([]byte{byte(len(pieces))}, pieces, b) }
+	mutate.Run(f, mutate.Decoder{Seeds: [][]byte{pieced(ping, 0, 1, 2), pieced(push, 19, 255, 200), pieced(push), pieced(refused, 1)}, Slowness: 4, Check: func(t testing.TB, b []byte) bool {
+		if len(b) == 0 {
+			return false
+		}
+		n := min(int(b[0]), len(b)-1)
+		return check(t, b[1+n:], b[1:1+n])
+	}})
+	f.Fuzz(func(t *testing.T, b, pieces []byte) { check(t, b, pieces) })
 }
 
 // TestFramePieces is FuzzFrame's check for a stream of valid frames of all sizes, cut at random.

@@ -188,6 +188,9 @@ func (h *Handler) Metrics() HandlerMetrics {
 	return m
 }
 
+// Panics is that of Metrics.
+func (h *Handler) Panics() uint64 { return h.panics.Load() }
+
 func (h *Handler) countError(c Code) {
 	if c < countedCodes {
 		h.errors[c].Add(1)

@@ -9,44 +9,24 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
-	"github.com/jmqio/jmq/server/journal/journaltest"
 	"github.com/jmqio/jmq/server/servertest/mutate"
 )
 
-// onDisk is a file system in memory whose one file is made anew for each input.
+// onDisk is a file that is made anew for each input.
 type onDisk struct {
-	fs   vfs.FS
+	fs   *mutate.Disk
 	path string
 }
 
-func newOnDisk(f *testing.F, name string) *onDisk {
-	d := &onDisk{fs: vfs.NewMem()}
-	if err := d.fs.MkdirAll(testDir, 0o755); err != nil {
-		f.Fatal(err)
-	}
-	d.path = d.fs.PathJoin(testDir, name)
-	return d
+func newOnDisk(name string) onDisk {
+	d := mutate.NewDisk()
+	return onDisk{d, d.PathJoin(testDir, name)}
 }
 
-func (d *onDisk) put(t testing.TB, b []byte) {
-	file, err := d.fs.Create(d.path, vfs.WriteCategoryUnspecified)
-	if err == nil && len(b) > 0 {
-		_, err = file.WriteAt(b, 0)
-	}
-	if err := errors.Join(err, file.Close()); err != nil {
-		t.Fatal(err)
-	}
-}
+func (d *onDisk) put(b []byte) { d.fs.Put(d.path, b) }
 
-func (d *onDisk) bytes(f *testing.F) []byte {
-	b, err := journaltest.ReadFile(d.fs, d.path)
-	if err != nil {
-		f.Fatal(err)
-	}
-	return b
-}
+// bytes are those of the file as it is now.
+func (d *onDisk) bytes() []byte { return bytes.Clone(d.fs.Bytes(d.path)) }
 
 // typed fails unless err is of those that say what a file is.
 func typed(t testing.TB, err error) {
@@ -75,6 +55,7 @@ func FuzzHeader(f *testing.F) {
 			}
 		}
 	}
+	again := make([]byte, headerBlockBytes)
 	mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{good, good[:headerCopyBytes], old, {}}, Seal: seal, Slowness: 4, Check: func(t testing.TB, b []byte) bool {
 		h, err := decodeHeader(b)
 		if err != nil && !errors.Is(err, errHeaderCopy) {
@@ -83,7 +64,6 @@ func FuzzHeader(f *testing.F) {
 			}
 			return false
 		}
-		again := make([]byte, headerBlockBytes)
 		h.encode(again)
 		if got, err := decodeHeader(again); err != nil || got != h {
 			t.Fatalf("%+v became %+v, %v", h, got, err)
@@ -94,7 +74,7 @@ func FuzzHeader(f *testing.F) {
 
 // FuzzCutMark reads any bytes as the mark of a cut.
 func FuzzCutMark(f *testing.F) {
-	d := newOnDisk(f, cutName)
+	d := newOnDisk(cutName)
 	good := make([]byte, cutMarkBytes)
 	copy(good, cutMagic)
 	binary.LittleEndian.PutUint32(good[8:], cutVersion)
@@ -102,7 +82,7 @@ func FuzzCutMark(f *testing.F) {
 	binary.LittleEndian.PutUint64(good[32:], 800)
 	sumAt(good, cutAtCRC)
 	mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{good, {}}, Seal: func(b []byte) { sumAt(b, cutAtCRC) }, Slowness: 4, Check: func(t testing.TB, b []byte) bool {
-		d.put(t, b)
+		d.put(b)
 		pos, err := readCutMark(d.fs, d.path, &testStore)
 		if err != nil && !isUnreadable(err) {
 			typed(t, err)
@@ -113,7 +93,7 @@ func FuzzCutMark(f *testing.F) {
 
 // FuzzEndsFile reads any bytes as the ends file.
 func FuzzEndsFile(f *testing.F) {
-	d := newOnDisk(f, endsName)
+	d := newOnDisk(endsName)
 	file, err := openEnds(d.fs, testDir, testStore, Ends{}, 0, false)
 	if err != nil {
 		f.Fatal(err)
@@ -126,7 +106,7 @@ func FuzzEndsFile(f *testing.F) {
 	if err := file.file.Close(); err != nil {
 		f.Fatal(err)
 	}
-	good := d.bytes(f)
+	good := d.bytes()
 	seal := func(b []byte) {
 		for _, at := range []int{0, endsSlotBytes} {
 			if len(b) > at {
@@ -135,7 +115,7 @@ func FuzzEndsFile(f *testing.F) {
 		}
 	}
 	mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{good, good[:endsBytes], {}}, Seal: seal, Slowness: 10, Check: func(t testing.TB, b []byte) bool {
-		d.put(t, b)
+		d.put(b)
 		_, _, ok, err := readEnds(d.fs, testDir, &testStore)
 		if err != nil {
 			typed(t, err)
@@ -146,18 +126,18 @@ func FuzzEndsFile(f *testing.F) {
 
 // FuzzEpochs reads any bytes as the list of epochs: what is taken is written as a file that says the same, and memory goes by what is there.
 func FuzzEpochs(f *testing.F) {
-	d := newOnDisk(f, epochsName)
+	d := newOnDisk(epochsName)
 	if err := writeHistory(d.fs, testDir, testStore, []EpochStart{{MakeEpoch(1, 1), 0, false}, {MakeEpoch(2, 1), 800, true}}); err != nil {
 		f.Fatal(err)
 	}
-	good := d.bytes(f)
+	good := d.bytes()
 	seal := func(b []byte) { sumAt(b, len(b)-4) }
 	mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{good, {}}, Seal: func(b []byte) {
 		if len(b) >= epochsHeadBytes+4 {
 			seal(b)
 		}
 	}, Slowness: 4, AllocMost: 64 << 10, Check: func(t testing.TB, b []byte) bool {
-		d.put(t, b)
+		d.put(b)
 		h, ok, err := readHistory(d.fs, testDir, &testStore)
 		if err != nil {
 			t.Fatal(err)
@@ -178,7 +158,7 @@ func FuzzEpochs(f *testing.F) {
 
 // FuzzResent reads any bytes as the note of what became of messages that were set aside.
 func FuzzResent(f *testing.F) {
-	d := newOnDisk(f, "x.sent")
+	d := newOnDisk("x.sent")
 	good := []byte(resentFirst + `{"sent":3}` + "\n")
 	good = fmt.Appendf(good, "%08x\n", crc32.Checksum(good, crcTable))
 	seal := func(b []byte) {
@@ -187,7 +167,7 @@ func FuzzResent(f *testing.F) {
 		}
 	}
 	mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{good, []byte(resentFirst), {}}, Seal: seal, Slowness: 4, Check: func(t testing.TB, b []byte) bool {
-		d.put(t, b)
+		d.put(b)
 		return readResent(d.fs, d.path) != nil
 	}})
 }

@@ -695,24 +695,34 @@ func FuzzSession(f *testing.F) {
 		[]byte(strings.Repeat("\x00", 40)),
 	}
 	handler := wire.NewHandler(wire.Services{Broker: &fakeBroker{}}, wire.HandlerOptions{})
-	mutate.Fuzz(f, mutate.Decoder{Seeds: seeds, Slowness: 50, Check: func(t testing.TB, b []byte) bool {
-		client, server := net.Pipe()
-		s := handler.NewSession(server, wire.SessionOptions{})
-		served := make(chan struct{})
-		go func() { s.Serve(); close(served) }()
-		go func() {
-			hello := wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandHello, Request: 1, Header: []byte{8, 1, 16, 1, 34, 1, 'x'}})
-			client.Write(append(hello, b...))
-			s.Conn().Shut(nil)
-		}()
-		io.Copy(io.Discard, client)
-		<-served
-		client.Close()
-		if n := handler.Metrics().Panics; n != 0 {
+	hello := wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandHello, Request: 1, Header: []byte{8, 1, 16, 1, 34, 1, 'x'}})
+	serve, said := server(), []byte(nil)
+	mutate.Fuzz(f, mutate.Decoder{Seeds: seeds, Slowness: 10, Check: func(t testing.TB, b []byte) bool {
+		said = append(append(said[:0], hello...), b...)
+		_, err := serve(handler, said)
+		if n := handler.Panics(); n != 0 {
 			t.Fatal("a request panicked")
 		}
-		return true
+		return err == io.EOF
 	}})
+}
+
+// server serves sessions one after the other to a peer that waits for answers before it is gone, but not for ever.
+func server() func(h *wire.Handler, said []byte) (*wire.Session, error) {
+	conn, buffers := new(mutate.Conn), new(wire.Buffers)
+	return func(h *wire.Handler, said []byte) (*wire.Session, error) {
+		conn.Say(said, nil)
+		s := h.NewSession(conn, wire.SessionOptions{Buffers: buffers})
+		conn.Last = func() {
+			for range 100 {
+				if s.InFlight() == 0 {
+					break
+				}
+				runtime.Gosched()
+			}
+		}
+		return s, s.Serve()
+	}
 }
 
 // FuzzUnknown throws bytes at a session that has to know who the peer is, before the hello and after it: nothing panics, nobody is
@@ -736,19 +746,19 @@ func FuzzUnknown(f *testing.F) {
 	handler := wire.NewHandler(wire.Services{}, wire.HandlerOptions{
 		Authenticator: newKeeper(f), OnOpen: func(*wire.Peer) error { panic("let in") },
 	})
+	serve := server()
+	check := func(t testing.TB, said []byte) bool {
+		s, err := serve(handler, said)
+		if s.Peer() != nil || handler.Panics() != 0 {
+			t.Fatalf("let in: %v, %d panics", s.Peer(), handler.Panics())
+		}
+		return err == io.EOF
+	}
+	seeds := [][]byte{slices.Concat(hello, first, last), slices.Concat(hello, first), hello, slices.Concat(hello, frame(wire.CommandPing, &wire.PingRequest{}), first)}
+	mutate.Run(f, mutate.Decoder{Seeds: seeds, Slowness: 10, Check: check})
 	f.Fuzz(func(t *testing.T, a, b, c []byte) {
-		client, server := net.Pipe()
-		s := handler.NewSession(server, wire.SessionOptions{})
-		served := make(chan struct{})
-		go func() { s.Serve(); close(served) }()
-		go func() {
-			client.Write(slices.Concat(a, b, c))
-			s.Conn().Shut(nil)
-		}()
-		io.Copy(io.Discard, client)
-		<-served
-		client.Close()
-		if m := handler.Metrics(); m.Panics != 0 || m.Authenticated != 0 || s.Peer() != nil {
+		check(t, slices.Concat(a, b, c))
+		if m := handler.Metrics(); m.Authenticated != 0 {
 			t.Fatalf("counted %+v", m)
 		}
 	})

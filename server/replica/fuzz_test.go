@@ -3,8 +3,11 @@ package replica_test
 import (
 	"context"
 	"errors"
+	"io"
 	"math"
 	"math/rand/v2"
+	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -12,6 +15,7 @@ import (
 
 	"github.com/jmqio/jmq/server/replica"
 	"github.com/jmqio/jmq/server/replica/replicatest"
+	"github.com/jmqio/jmq/server/servertest/mutate"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -152,7 +156,9 @@ func FuzzReplication(f *testing.F) {
 	}
 	peer := g.Net.Peer("c", "a")
 	f.Cleanup(func() { peer.Close() })
+	commands := []wire.Command{wire.CommandFollow, wire.CommandPull, wire.CommandMeet, wire.CommandReadLog, wire.CommandReadSeed, wire.CommandLogSums}
 	rng := rand.New(rand.NewPCG(1, 2))
+	var seeds [][]byte // the command's number first
 	for range 200 {
 		command, r := hostile(rng, g)
 		header, err := proto.Marshal(r)
@@ -160,8 +166,47 @@ func FuzzReplication(f *testing.F) {
 			f.Fatal(err)
 		}
 		f.Add(uint16(command), header)
+		seeds = append(seeds, append([]byte{byte(slices.Index(commands, command))}, header...))
 	}
-	commands := []wire.Command{wire.CommandFollow, wire.CommandPull, wire.CommandMeet, wire.CommandReadLog, wire.CommandReadSeed, wire.CommandLogSums}
+	hello, err := proto.Marshal(&wire.HelloRequest{VersionMin: 1, VersionMax: 1, ClientId: "c"})
+	if err != nil {
+		f.Fatal(err)
+	}
+	greeting := wire.AppendFrame(nil, wire.Frame{Kind: wire.KindRequest, Command: wire.CommandHello, Request: 1, Header: hello})
+	handler := g.Net.Handler("a")
+	conn, buffers := new(mutate.Conn), new(wire.Buffers)
+	said := make([]byte, 0, 4096)
+	mutate.Run(f, mutate.Decoder{Seeds: seeds, Slowness: 10, Check: func(t testing.TB, b []byte) bool {
+		if len(b) == 0 {
+			return false
+		}
+		c := commands[int(b[0])%len(commands)]
+		if promises(c, b[1:]) {
+			return false
+		}
+		said = wire.AppendFrame(append(said[:0], greeting...), wire.Frame{Kind: wire.KindRequest, Command: c, Request: 2, Header: b[1:]})
+		conn.Say(said, nil)
+		s := handler.NewSession(conn, wire.SessionOptions{Buffers: buffers})
+		conn.Last = func() { // a pull may wait for records that never come
+			for range 100 {
+				if s.InFlight() == 0 {
+					break
+				}
+				runtime.Gosched()
+			}
+		}
+		if err := s.Serve(); err != io.EOF || g.Net.Panics("a") > 0 || a.Master.Err() != nil {
+			t.Fatalf("%v ends with %v, %d panics, master: %v", c, err, g.Net.Panics("a"), a.Master.Err())
+		}
+		answer := conn.Heard()
+		for {
+			a, n, err := wire.ParseFrame(answer, wire.ReplyBytesMax)
+			if err != nil || n == 0 || n > len(answer) || a.Request > 1 {
+				return err == nil && n > 0 && a.Kind == wire.KindResponse
+			}
+			answer = answer[n:]
+		}
+	}})
 	f.Fuzz(func(t *testing.T, command uint16, header []byte) {
 		c := commands[int(command)%len(commands)]
 		if promises(c, header) || len(header) > 1<<16 {

@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -190,10 +191,15 @@ func readState(fsys vfs.FS, path string) (s State, at slots, err error) {
 	if size == 0 || size%stateSlot != 0 || len(b)%2 != 0 {
 		return State{}, slots{}, fmt.Errorf("%w: %s: its size is %d", ErrState, path, len(b))
 	}
+	s, at, err = chooseState(string(bytes.TrimRight(b[:size], "\x00")), string(bytes.TrimRight(b[size:], "\x00")), path)
 	at.bytes = size
+	return s, at, err
+}
+
+// chooseState reads what is in the two slots, and returns the newer one that is whole.
+func chooseState(first, second, path string) (s State, at slots, err error) {
 	found := false
-	for i := range int64(2) {
-		text := strings.TrimRight(string(b[i*size:(i+1)*size]), "\x00")
+	for i, text := range [2]string{first, second} {
 		one, number, serr := parseState(text, path)
 		switch {
 		case errors.Is(serr, ErrStateVersion):
@@ -201,7 +207,7 @@ func readState(fsys vfs.FS, path string) (s State, at slots, err error) {
 		case serr != nil:
 			err = serr
 		case !found || number > at.number:
-			found, s, at.number, at.good = true, one, number, i
+			found, s, at.number, at.good = true, one, number, int64(i)
 		}
 	}
 	if !found {
@@ -255,12 +261,10 @@ func readFile(fsys vfs.FS, path string) ([]byte, error) {
 
 // write writes both slots, and makes the file first where there is none, an old one, or one with too little room.
 func (x *slots) write(fsys vfs.FS, dir string, s State) error {
-	body, err := json.Marshal(s)
+	b, err := encodeState(s, x.number+1)
 	if err != nil {
 		return err
 	}
-	b := fmt.Appendf(nil, "%s%d %d\n%s\n", stateFirst, stateVersion, x.number+1, body)
-	b = fmt.Appendf(b, "%08x\n", crc32.Checksum(b, castagnoli))
 	if int64(len(b)) > x.bytes {
 		err = x.make(fsys, dir, b)
 	} else {
@@ -270,6 +274,16 @@ func (x *slots) write(fsys vfs.FS, dir string, s State) error {
 		x.number++
 	}
 	return err
+}
+
+// encodeState writes the three lines.
+func encodeState(s State, number uint64) ([]byte, error) {
+	body, err := json.Marshal(s)
+	if err != nil {
+		return nil, err
+	}
+	b := fmt.Appendf(nil, "%s%d %d\n%s\n", stateFirst, stateVersion, number, body)
+	return fmt.Appendf(b, "%08x\n", crc32.Checksum(b, castagnoli)), nil
 }
 
 // change writes the slot that is not the good one, and when that is on the disk the other. Who stops in between has left one that is whole.

@@ -253,7 +253,7 @@ func (f *File) crc(b []byte) uint32 {
 
 // laterThan returns the place of the next record behind at that was written when at was synced; 0 if there is none.
 func (f *File) laterThan(at, size int64) (int64, error) {
-	window := make([]byte, scanWindowBytes)
+	window := make([]byte, min(scanWindowBytes, max(size-at, 0)))
 	for from := at + recordAlignBytes; from+recordHeadBytes <= size; {
 		n := int(min(int64(len(window)), size-from))
 		if _, err := f.mu.file.ReadAt(window[:n], from); err != nil {
@@ -283,7 +283,7 @@ func (f *File) zero(from, to int64) error {
 	if clean, err := f.zeroFrom(from, to); err != nil || clean {
 		return err
 	}
-	zeroes := make([]byte, zeroesAtOnce)
+	zeroes := make([]byte, min(zeroesAtOnce, to-from))
 	for at := from; at < to; at += zeroesAtOnce {
 		if _, err := f.mu.file.WriteAt(zeroes[:min(zeroesAtOnce, to-at)], at); err != nil {
 			return err

@@ -71,7 +71,14 @@ func (n *Net) Up(name string, s wire.Services) {
 func (n *Net) Panics(name string) uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.mu.handlers[name].Metrics().Panics
+	return n.mu.handlers[name].Panics()
+}
+
+// Handler is what serves connections to a node that is up.
+func (n *Net) Handler(name string) *wire.Handler {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.mu.handlers[name]
 }
 
 // Down ends a node's connections, and lets no others begin to it.

@@ -6,8 +6,8 @@
 //		mutate.Fuzz(f, mutate.Decoder{Seeds: [][]byte{good}, Check: func(t testing.TB, b []byte) bool { ... }})
 //	}
 //
-// is a native target and, whenever it is not being fuzzed, JMQ_TEST_MUTATIONS mutations (20,000 unless set), from JMQ_TEST_SEED (drawn unless set).
-// What is found is kept in testdata/fuzz, where both kinds of fuzzing find it again.
+// is a native target and, whenever it is not being fuzzed, JMQ_TEST_MUTATIONS mutations (20,000 or fewer unless set), from JMQ_TEST_SEED (drawn unless set).
+// What is found is kept in testdata/fuzz, where both kinds of fuzzing find it again; by Run in testdata/mutations, for native fuzzing has other arguments.
 package mutate
 
 import (
@@ -17,9 +17,9 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"runtime/metrics"
 	"strconv"
 	"strings"
@@ -35,18 +35,21 @@ type Decoder struct {
 	Check func(t testing.TB, b []byte) bool
 	// Seal makes checksums right after a mutation, in place, so that half of the inputs come past them. Nil: there are none.
 	Seal func(b []byte)
-	// AllocMost is how many bytes of memory one input may cost. 0: 1 MiB.
+	// AllocMost is how many bytes of memory one input may cost. 0: 128 KiB.
 	AllocMost uint64
-	// Slowness divides the number of mutations, for what takes many microseconds. 0: 1.
+	// Slowness divides the usual number of mutations, for what takes many microseconds. 0: 1.
 	Slowness int
 }
 
 const (
 	countUsual = 20_000
-	allocUsual = 1 << 20
-	blockMost  = 256  // inputs between two looks at what was allocated
+	allocUsual = 128 << 10
+	chunkMost  = 256  // inputs after which the pool changes, and at most between two looks at what was allocated
+	quietMost  = 64   // looks that saw little, after which they become rarer again
 	poolMost   = 512  // inputs that others are made from
+	freshMost  = 4    // of a chunk, that go into the pool
 	roomLeast  = 1024 // bytes that an input may grow to, unless its seeds are longer
+	gcPercent  = 800  // a heap of a few hundred KB would be collected all the time
 )
 
 // Fuzz is all of a fuzz target that takes bytes: seeds, mutations, native fuzzing.
@@ -54,16 +57,22 @@ func Fuzz(f *testing.F, d Decoder) {
 	for _, s := range d.Seeds {
 		f.Add(s)
 	}
-	Run(f, d)
+	run(f, d, filepath.Join("testdata", "fuzz", f.Name()))
 	f.Fuzz(func(t *testing.T, b []byte) { d.Check(t, b) })
 }
 
 // Run runs the mutations alone, for targets that have more arguments. It does nothing while a target is being fuzzed.
-func Run(f *testing.F, d Decoder) {
+func Run(f *testing.F, d Decoder) { run(f, d, filepath.Join("testdata", "mutations", f.Name())) }
+
+func run(f *testing.F, d Decoder, dir string) {
 	if fuzzing := flag.Lookup("test.fuzz"); fuzzing != nil && fuzzing.Value.String() != "" {
 		return
 	}
-	n, err := number("JMQ_TEST_MUTATIONS", countUsual)
+	usual := uint64(countUsual / max(1, d.Slowness))
+	if testing.Short() {
+		usual = min(usual, 1000)
+	}
+	n, err := number("JMQ_TEST_MUTATIONS", usual)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -71,20 +80,15 @@ func Run(f *testing.F, d Decoder) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	if d.Slowness > 1 {
-		n = (n + uint64(d.Slowness) - 1) / uint64(d.Slowness)
-	}
-	kept, err := keptOf(filepath.Join("testdata", "fuzz", f.Name()))
+	kept, err := keptOf(dir)
 	if err != nil {
 		f.Fatal(err)
 	}
 	d.Seeds = append(d.Seeds[:len(d.Seeds):len(d.Seeds)], kept...)
-	if testing.Short() {
-		n = min(n, 1000)
-	}
+	defer debug.SetGCPercent(debug.SetGCPercent(gcPercent))
 	l := newLoop(f, d, seed)
 	l.found = func(b []byte) {
-		name, err := keep(filepath.Join("testdata", "fuzz", f.Name()), b)
+		name, err := keep(dir, b)
 		fmt.Fprintf(os.Stderr, "%s: JMQ_TEST_SEED=%d: the contract is broken by %d bytes, kept in %s (%v)\n%x\n", f.Name(), seed, len(b), name, err, b)
 	}
 	begun := time.Now()
@@ -105,17 +109,34 @@ func number(name string, unset uint64) (uint64, error) {
 	return n, nil
 }
 
-// loop is one run of mutations.
+// judged notes that a check failed: testing.TB.Failed takes a lock, and is asked after each input.
+type judged struct {
+	testing.TB
+	failed bool
+}
+
+func (j *judged) Error(args ...any) { j.Helper(); j.failed = true; j.TB.Error(args...) }
+func (j *judged) Errorf(format string, args ...any) {
+	j.Helper()
+	j.failed = true
+	j.TB.Errorf(format, args...)
+}
+func (j *judged) Fail() { j.failed = true; j.TB.Fail() }
+
+// loop is one run of mutations. It takes no memory for an input.
 type loop struct {
-	t     testing.TB
+	t     judged
 	d     Decoder
 	seed  uint64
 	found func(b []byte) // gets the input that broke the contract
 
 	pool         [][]byte // seeds, then mutations that were taken
-	fresh        [][]byte // taken in this block: to the pool when it ends
+	fresh        [freshMost][]byte
+	learnt       int // of fresh, in this chunk: to the pool when it ends
 	room         int
 	buf          []byte
+	size         uint64 // inputs between two looks at what was allocated
+	quiet        int    // looks since that was too much
 	given, taken uint64
 	sample       []metrics.Sample
 }
@@ -124,7 +145,7 @@ func newLoop(t testing.TB, d Decoder, seed uint64) *loop {
 	if d.AllocMost == 0 {
 		d.AllocMost = allocUsual
 	}
-	l := &loop{t: t, d: d, seed: seed, found: func([]byte) {}, room: roomLeast, sample: []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}}
+	l := &loop{t: judged{TB: t}, d: d, seed: seed, found: func([]byte) {}, room: roomLeast, size: chunkMost, sample: []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}}
 	for _, s := range d.Seeds {
 		l.pool = append(l.pool, s)
 		l.room = max(l.room, 2*len(s))
@@ -136,36 +157,40 @@ func newLoop(t testing.TB, d Decoder, seed uint64) *loop {
 	return l
 }
 
-// run gives n inputs, in blocks. A block depends on the pool and its own number only, so it can be repeated.
+// run gives n inputs, in chunks. A chunk's inputs depend on its number and on what the chunks before it had taken, so a seed gives the same ones again.
 func (l *loop) run(n uint64) {
-	size := uint64(blockMost)
-	for block := uint64(0); l.given < n; block++ {
-		inputs := min(size, n-l.given)
-		before := l.allocated()
-		l.fresh = l.fresh[:0]
-		taken := l.block(block, inputs, false)
-		if l.allocated()-before > l.d.AllocMost {
-			if l.fresh = l.fresh[:0]; size > 1 {
-				l.block(block, inputs, true) // which of them was it?
-				size = max(1, size/4)
-			} else {
-				l.block(block, inputs, true)
+	for chunk := uint64(0); l.given < n; chunk++ {
+		r := rngOf(l.seed, chunk)
+		l.learnt = 0
+		for left := min(chunkMost, n-l.given); left > 0; {
+			inputs := min(l.size, left)
+			begun := r
+			before := l.allocated()
+			l.taken += l.inputs(&r, inputs)
+			if l.allocated()-before > l.d.AllocMost {
+				l.measured(begun, inputs) // is it one of them?
+				l.size = max(1, l.size/4)
+				l.quiet = 0
+			} else if l.quiet++; l.quiet == quietMost {
+				l.size = min(chunkMost, l.size*2)
+				l.quiet = 0
 			}
+			left -= inputs
+			l.given += inputs
 		}
-		l.given += inputs
-		l.taken += taken
-		l.learn(block)
+		l.learn(chunk)
 	}
 }
 
-// learn puts what a block had taken into the pool, in the place of what was learnt before when that is full. Seeds stay.
-func (l *loop) learn(block uint64) {
-	learnt := poolMost - len(l.d.Seeds)
-	for i, b := range l.fresh {
+// learn puts what a chunk had taken into the pool, in the place of what was learnt before when that is full. Seeds stay.
+func (l *loop) learn(chunk uint64) {
+	seeds := max(1, len(l.d.Seeds))
+	for i, b := range l.fresh[:l.learnt] {
 		if len(l.pool) < poolMost {
-			l.pool = append(l.pool, b)
-		} else if learnt > 0 {
-			l.pool[len(l.d.Seeds)+int(block*31+uint64(i))%learnt] = b
+			l.pool = append(l.pool, append(make([]byte, 0, 2*len(b)), b...))
+		} else if most := poolMost - seeds; most > 0 {
+			at := seeds + int((chunk*31+uint64(i))%uint64(most))
+			l.pool[at] = append(l.pool[at][:0], b...)
 		}
 	}
 }
@@ -175,54 +200,53 @@ func (l *loop) allocated() uint64 {
 	return l.sample[0].Value.Uint64()
 }
 
-// block gives the inputs of a block, each measured if that was asked for, and says how many were taken.
-func (l *loop) block(block, inputs uint64, measure bool) (taken uint64) {
-	rng := rng{rand.NewPCG(l.seed, block)}
-	var last []byte // what Check was given, which may have been changed since
+// inputs gives so many inputs, and says how many were taken.
+func (l *loop) inputs(r *rng, n uint64) (taken uint64) {
+	var last rng // where the last input begins: Check may have changed it since
 	done := false
 	defer func() {
 		if !done { // a panic, or t.FailNow
-			l.found(last)
+			l.found(l.input(&last))
 		}
 	}()
-	failed := l.t.Failed()
-	for range inputs {
-		last = l.mutation(&rng)
-		if l.d.Seal != nil && rng.below(2) == 0 {
-			l.d.Seal(last)
-		}
-		took := false
-		if measure {
-			copied := append([]byte(nil), last...)
-			cost := uint64(math.MaxUint64)
-			for range 3 { // others may allocate beside it
-				copy(last, copied)
-				before := l.allocated()
-				took = l.d.Check(l.t, last)
-				cost = min(cost, l.allocated()-before)
-				if cost <= l.d.AllocMost {
-					break
-				}
-			}
-			last = copied
-			if cost > l.d.AllocMost {
-				l.t.Fatalf("an input of %d bytes costs %d bytes of memory, of %d", len(last), cost, l.d.AllocMost)
-			}
-		} else {
-			took = l.d.Check(l.t, last)
-		}
-		if !failed && l.t.Failed() {
+	for range n {
+		last = *r
+		took := l.d.Check(&l.t, l.input(r))
+		if l.t.failed {
 			l.t.FailNow() // by Errorf
 		}
 		if took {
 			taken++
-			if len(l.fresh) < 4 {
-				l.fresh = append(l.fresh, append([]byte(nil), last...))
+			if l.learnt < freshMost {
+				again := last
+				l.fresh[l.learnt] = append(l.fresh[l.learnt][:0], l.input(&again)...)
+				l.learnt++
 			}
 		}
 	}
 	done = true
 	return taken
+}
+
+// measured gives inputs again, and fails if one of them costs more memory than it may.
+func (l *loop) measured(r rng, n uint64) {
+	for range n {
+		begun, cost := r, uint64(math.MaxUint64)
+		for range 3 { // others may allocate beside it
+			r = begun
+			b := l.input(&r)
+			before := l.allocated()
+			l.d.Check(&l.t, b)
+			if cost = min(cost, l.allocated()-before); cost <= l.d.AllocMost {
+				break
+			}
+		}
+		if cost > l.d.AllocMost {
+			b := l.input(&begun)
+			l.found(b)
+			l.t.Fatalf("an input of %d bytes costs %d bytes of memory, of %d", len(b), cost, l.d.AllocMost)
+		}
+	}
 }
 
 // edges are numbers at which lengths and counts go wrong.
@@ -237,19 +261,34 @@ var texts = [...]string{
 	"99999999999999999999999", "\x00", "\n", "\r\n", " ", "\t", "\"", "'", "\\", ":", ",", "=", "{", "}", "[", "]", "[[[[[[[[", "null", "true", "\xff", "\xc3\x28", "\u2028", "%", "#", "&a", "*a", "!!", "---\n",
 }
 
-// rng is the source of one block.
-type rng struct{ *rand.PCG }
+// rng is wyrand, the source of a chunk. One that is copied gives the same again.
+type rng struct{ state uint64 }
+
+func rngOf(seed, chunk uint64) rng {
+	r := rng{seed}
+	return rng{r.Uint64() ^ chunk*0x9e3779b97f4a7c15}
+}
+
+func (r *rng) Uint64() uint64 {
+	r.state += 0xa0761d6478bd642f
+	hi, lo := bits.Mul64(r.state, r.state^0xe7037ed1a0b428db)
+	return hi ^ lo
+}
 
 func (r *rng) below(n int) int {
 	hi, _ := bits.Mul64(r.Uint64(), uint64(n))
 	return int(hi)
 }
 
-// mutation is the next input, in a buffer that the one after it uses again.
-func (l *loop) mutation(r *rng) []byte {
+// input is the next input, in a buffer that the one after it uses again.
+func (l *loop) input(r *rng) []byte {
 	b := append(l.buf[:0], l.pool[r.below(len(l.pool))]...)
-	for n := 1 + bits.TrailingZeros64(r.Uint64()|1<<5); n > 0; n-- {
+	x := r.Uint64()
+	for n := 1 + bits.TrailingZeros64(x|1<<5); n > 0; n-- {
 		b = l.mutate(b, r)
+	}
+	if l.d.Seal != nil && x>>63 == 0 {
+		l.d.Seal(b)
 	}
 	return b
 }
@@ -358,7 +397,7 @@ func keep(dir string, b []byte) (name string, err error) {
 	return name, os.WriteFile(name, fmt.Appendf(nil, "%s[]byte(%q)\n", corpusHead, b), 0o644)
 }
 
-// keptOf reads a corpus of native fuzzing whose inputs are one []byte; those of other arguments are not for mutations.
+// keptOf reads a corpus of native fuzzing whose inputs are one []byte.
 func keptOf(dir string) (list [][]byte, err error) {
 	names, err := filepath.Glob(filepath.Join(dir, "*"))
 	if err != nil {

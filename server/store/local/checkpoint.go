@@ -32,6 +32,7 @@ const (
 	blockHeaderBytes      = 16
 	blockBytesMax         = 16 << 20
 	blockEntriesMax       = 8192
+	checkpointReadBytes   = 256 << 10
 	partitionFixedBytes   = 56
 	tableNameBytesMax     = 64
 
@@ -232,7 +233,7 @@ func readCheckpoint(r io.Reader, v *checkpointVisitor) (h checkpointHeader, err 
 
 // readBlocks is readCheckpoint for a file of another kind with the same blocks.
 func readBlocks(r io.Reader, magic [8]byte, version uint32, v *checkpointVisitor) (h checkpointHeader, err error) {
-	br := bufio.NewReaderSize(r, 256<<10)
+	br := bufio.NewReaderSize(r, checkpointReadBytes) // r itself, if it is one
 	var head [checkpointHeaderBytes]byte
 	n, err := io.ReadFull(br, head[:])
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {

@@ -339,7 +339,7 @@ func parseIdentity(b []byte) (id [16]byte, err error) {
 		return id, errors.New("is not the identity of a store")
 	}
 	v, err := strconv.ParseUint(strings.TrimPrefix(version, "version "), 10, 32)
-	if err != nil || v == 0 {
+	if err != nil || v == 0 || version != "version "+strconv.FormatUint(v, 10) {
 		return id, fmt.Errorf("has %q where its version should be", version)
 	}
 	if v > Version {

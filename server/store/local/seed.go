@@ -97,7 +97,7 @@ func BeginFromSeed(o Options, seed io.ReaderAt, size int64) (_ Seed, err error) 
 	if o.Dir == "" {
 		return Seed{}, errors.New("store: no folder")
 	}
-	made, h, err := readSeed(seed, size)
+	made, h, err := readSeed(io.NewSectionReader(seed, 0, size))
 	if err != nil {
 		return made, err
 	}
@@ -147,13 +147,13 @@ func BeginFromSeed(o Options, seed io.ReaderAt, size int64) (_ Seed, err error) 
 
 // ReadSeed checks that a seed is whole, and says what it is of.
 func ReadSeed(seed io.ReaderAt, size int64) (Seed, error) {
-	s, _, err := readSeed(seed, size)
+	s, _, err := readSeed(io.NewSectionReader(seed, 0, size))
 	return s, err
 }
 
-func readSeed(seed io.ReaderAt, size int64) (s Seed, h checkpointHeader, err error) {
+func readSeed(r io.Reader) (s Seed, h checkpointHeader, err error) {
 	var list []index.RunID
-	h, err = readBlocks(io.NewSectionReader(seed, 0, size), seedMagic, seedVersion, &checkpointVisitor{
+	h, err = readBlocks(r, seedMagic, seedVersion, &checkpointVisitor{
 		runs:      func(_ uint64, l []index.RunID) { list = slices.Clone(l) },
 		partition: func(*index.State, bool) error { return nil },
 		table:     func(string, []byte) error { return nil },
