@@ -273,6 +273,8 @@ var kinds = []kind{
 			return err
 		}},
 	}},
+	{name: "clones", test: &test{layer: "memory", pkg: "server/servertest/calls", name: "TestClones", within: 5 * time.Minute}},
+	{name: "errors", test: &test{layer: "memory", pkg: "server/servertest/calls", name: "TestErrors", within: 5 * time.Minute}},
 }
 
 // replaced does something to a master, and has another one in its place: the registry names it, or on a fixed broker group an operator, when the old

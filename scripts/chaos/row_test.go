@@ -94,7 +94,7 @@ func TestKinds(t *testing.T) {
 		}
 	}
 	_, err := campaignOf([]string{"-faults", "kill,nothing"})
-	if err == nil || !strings.Contains(err.Error(), `"nothing"`) || !strings.Contains(err.Error(), "two-masters") || !strings.Contains(err.Error(), "power-xfs") {
+	if err == nil || !strings.Contains(err.Error(), `"nothing"`) || !strings.Contains(err.Error(), "two-masters") || !strings.Contains(err.Error(), "clones") {
 		t.Errorf("unknown: %v", err)
 	}
 	for i := range kinds {
