@@ -61,8 +61,12 @@ func runClones(t *testing.T, seed uint64) *clones {
 	c := &clones{t: t, rng: rand.New(rand.NewPCG(seed, 2)), eager: rng.IntN(3) == 0}
 	c.w = &world{shape: newShape(rng), rng: rng, ledger: newLedger()}
 	c.disk(nil)
-	for range lives() {
-		c.live()
+	for n := range lives() {
+		way := stopped // the last one
+		if n < lives()-1 {
+			way = rng.IntN(ways)
+		}
+		c.live(way)
 		if len(c.problems) > 0 {
 			break
 		}
@@ -86,8 +90,8 @@ func (c *clones) disk(mem *vfs.MemFS) {
 }
 
 // live is one life of the broker.
-func (c *clones) live() {
-	c.way, c.dieAt = c.w.rng.IntN(ways), 0
+func (c *clones) live(way int) {
+	c.way, c.dieAt = way, 0
 	c.did = append(c.did, [...]string{"stop", "power", "kill"}[c.way])
 	if c.way != stopped {
 		c.dieAt = c.ops + 1 + c.w.rng.IntN(150)
