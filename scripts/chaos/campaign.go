@@ -26,10 +26,11 @@ const lifeSchedules = 8
 
 // campaign is a run of schedules.
 type campaign struct {
-	n       int    // schedules in all
-	seed    uint64 // of the first
-	short   bool   // the small version, of the first schedules of every kind
-	file    string // of rows; "": none
+	n       int           // schedules in all
+	seed    uint64        // of the first
+	soak    time.Duration // of mixed faults; those that the file has of it are part of it
+	short   bool          // the small version, of the first schedules of every kind
+	file    string        // of rows; "": none
 	binary  string
 	planted string // a bug that a program built with the tag planted is to have
 	dir     string // of clusters
@@ -61,6 +62,7 @@ func campaignOf(args []string) (*campaign, error) {
 	}
 	var faults, resume string
 	f.IntVar(&c.n, "n", 0, "how many schedules in all, of each kind as many as of the others; 0: the small version, two of each kind")
+	f.DurationVar(&c.soak, "duration", 12*time.Minute, "how long soak lasts, with what the file has of it; it is left out unless -faults names it")
 	f.Uint64Var(&c.seed, "seed", 1, "of the first schedule of each kind; the next has the next one")
 	f.StringVar(&faults, "faults", "", "kinds of faults, with commas; empty: all of "+kindNames())
 	f.StringVar(&resume, "resume", "", "file of rows: what it has of this code is not run again, and what is run is added")
@@ -78,7 +80,7 @@ func campaignOf(args []string) (*campaign, error) {
 	}
 	var unknown string
 	if c.kinds, unknown = kindsOf(faults); unknown != "" || len(c.kinds) == 0 {
-		return nil, fmt.Errorf("there is no kind of faults %q: they are %s; power, and disk, are all whose names begin so", unknown, kindNames())
+		return nil, fmt.Errorf("there is no kind of faults %q: they are %s, soak; power, and disk, are all whose names begin so", unknown, kindNames())
 	}
 	if c.n < 0 {
 		return nil, fmt.Errorf("-n is %d", c.n)
@@ -99,7 +101,9 @@ func campaignOf(args []string) (*campaign, error) {
 func kindNames() string {
 	var names []string
 	for i := range kinds {
-		names = append(names, kinds[i].name)
+		if !kinds[i].soak {
+			names = append(names, kinds[i].name)
+		}
 	}
 	return strings.Join(names, ", ")
 }
@@ -169,7 +173,10 @@ func (c *campaign) run(ctx context.Context) (err error) {
 	left := make([][]uint64, len(c.kinds))
 	for i, k := range c.kinds {
 		share := (c.n + len(c.kinds) - 1 - i) / len(c.kinds)
-		if c.short && k.test != nil {
+		switch {
+		case k.soak:
+			share = 0
+		case c.short && k.test != nil:
 			share = 1
 		}
 		for s := range uint64(share) {
@@ -209,6 +216,15 @@ func (c *campaign) run(ctx context.Context) (err error) {
 			left[i], more = left[i][n:], true
 		}
 	}
+	for _, k := range c.kinds {
+		if !k.soak || err != nil || ctx.Err() != nil || c.stopping.Load() {
+			continue
+		}
+		if err = c.soakOn(ctx, k); !c.require && missing(err) {
+			fmt.Fprintf(c.out, "%s: left out: %v\n", k.name, err)
+			err = nil
+		}
+	}
 	fmt.Fprintf(c.out, "\ncode %s, commit %s\n", c.digest, c.commit)
 	printTotals(c.out, totals(c.rows))
 	for _, f := range c.failed {
@@ -234,7 +250,7 @@ var errStopped = errors.New("stopped")
 
 // missing says whether err is of what this machine does not have.
 func missing(err error) bool {
-	return errors.Is(err, netns.ErrMissing) || errors.Is(err, disk.ErrMissing)
+	return errors.Is(err, netns.ErrMissing) || errors.Is(err, disk.ErrMissing) || errors.Is(err, testenv.ErrMissing)
 }
 
 // shapeOf is that of the cluster on which a seed runs.
@@ -254,13 +270,9 @@ func (c *campaign) life(ctx context.Context, k *kind, seeds []uint64) (err error
 	begun := time.Now()
 	t, err := c.begin(ctx, k, s, dir)
 	if err != nil {
-		stop := errors.Join(t.end(), t.close())
-		if missing(err) {
-			return errors.Join(err, os.RemoveAll(dir))
-		}
-		return errors.Join(fmt.Errorf("start a cluster for %s: %w; see %s", k.name, err, dir), stop)
+		return c.notBegun(t, err)
 	}
-	fmt.Fprintf(c.out, "%s: %d broker groups of 1+%d%s, up in %.1f s\n", k.name, s.groups, s.slaves, map[bool]string{true: ", auto"}[s.auto], time.Since(begun).Seconds())
+	c.up(t, begun)
 	var rows []row
 	for _, seed := range seeds {
 		if c.stopping.Load() && len(rows) > 0 {
@@ -272,17 +284,43 @@ func (c *campaign) life(ctx context.Context, k *kind, seeds []uint64) (err error
 			break
 		}
 		rows = append(rows, r)
-		fmt.Fprintf(c.out, "%-12s seed %-5d %4.1f s  ok %d, unknown %d, failed %d, again %d, recovery %v: %s\n",
-			k.name, seed, time.Since(begun).Seconds(), r.OK, r.Unknown, r.Failed, r.Duplicate, r.Recovery.Round(time.Millisecond), r.Faults)
+		c.tell(&r, time.Since(begun))
 		if r.Violations() > 0 {
 			break
 		}
 	}
-	begun = time.Now()
+	return c.finish(ctx, t, seeds[min(len(rows), len(seeds)-1)], rows, err)
+}
+
+// notBegun ends a cluster that did not begin.
+func (c *campaign) notBegun(t *trial, err error) error {
+	stop := errors.Join(t.end(), t.close())
+	if missing(err) {
+		return errors.Join(err, os.RemoveAll(t.dir))
+	}
+	return errors.Join(fmt.Errorf("start a cluster for %s: %w; see %s", t.k.name, err, t.dir), stop)
+}
+
+func (c *campaign) up(t *trial, begun time.Time) {
+	fmt.Fprintf(c.out, "%s: %d broker groups of 1+%d%s, up in %.1f s\n", t.k.name, t.shape.groups, t.slaves, map[bool]string{true: ", auto"}[t.auto], time.Since(begun).Seconds())
+}
+
+func (c *campaign) tell(r *row, took time.Duration) {
+	fmt.Fprintf(c.out, "%-12s seed %-5d %4.1f s  ok %d, unknown %d, failed %d, again %d, recovery %v: %s\n",
+		r.Kind, r.Seed, took.Seconds(), r.OK, r.Unknown, r.Failed, r.Duplicate, r.Recovery.Round(time.Millisecond), r.Faults)
+}
+
+// finish ends a cluster, looks at its disks, and adds rows of it, the last of which is told what they show. seed is of what was under way when err came.
+func (c *campaign) finish(ctx context.Context, t *trial, seed uint64, rows []row, err error) error {
+	k, dir := t.k, t.dir
+	begun := time.Now()
 	well := err == nil && (len(rows) == 0 || rows[len(rows)-1].Violations() == 0)
 	if well {
 		if late := t.same(ctx); late != nil {
 			t.problem("%v", late)
+		} else if !k.soak { // which has done it
+			t.leave()
+			t.rest(ctx)
 		}
 	}
 	if stop := t.end(); stop != nil && err == nil {
@@ -294,7 +332,7 @@ func (c *campaign) life(ctx context.Context, k *kind, seeds []uint64) (err error
 	}
 	err = errors.Join(err, t.keepDisks(), t.close())
 	if err != nil {
-		return fmt.Errorf("%s, seed %d: %w; see %s", k.name, seeds[len(rows)], err, dir)
+		return fmt.Errorf("%s, seed %d: %w; see %s", k.name, seed, err, dir)
 	}
 	if t.report == "" {
 		fmt.Fprintf(c.out, "%s: stopped and looked at in %.1f s\n", k.name, time.Since(begun).Seconds())

@@ -41,7 +41,9 @@ type kind struct {
 	disk *disk.Options
 	// workers: some of the clients are processes of their own.
 	workers bool
-	faults  []fault
+	// soak: one cluster sees all of it, and what happens is drawn from the faults of all kinds.
+	soak   bool
+	faults []fault
 }
 
 // number of a kind is another stream of random numbers.
@@ -243,6 +245,7 @@ var kinds = []kind{
 		{name: "writes fail at the slave", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.failing(ctx, slaveOf) }},
 		{name: "writes fail in a broker group", away: bothWays, do: func(ctx context.Context, t *trial) error { return t.failing(ctx, groupOf) }},
 	}},
+	{name: "soak", soak: true, apart: true, disk: &disk.Options{}, workers: true, shapes: []shape{{3, 1, false}, {3, 1, true}}, faults: soakFaults},
 	{name: "two-masters", apart: true, shapes: []shape{{1, 2, true}, {1, 1, true}, {2, 1, false}, {1, 2, true}}, faults: []fault{
 		{name: "the master is paused until another serves", away: bothWays, do: func(ctx context.Context, t *trial) error {
 			return t.replaced(ctx, func(m *localcluster.Node) { m.Pause() })

@@ -27,7 +27,7 @@ var goals = []goal{
 	{kind: "clones", what: "crash clones", release: 100_000},
 	{kind: "errors", what: "injected errors"},
 	{kind: "sim", what: "simulated hours", release: 24 * 1000},
-	{kind: "soak", what: "minutes", release: 120},
+	{kind: "soak", what: "seconds of mixed faults", release: 2 * 60 * 60},
 	{kind: "mutations", what: "mutations of each decoder", release: 1_000_000_000},
 }
 

@@ -25,6 +25,7 @@ func TestPlanted(t *testing.T) {
 	for _, c := range []struct{ bug, faults, n, seed, says string }{
 		{"journal: small commit not synced", "power-cache", "16", "8", ""},                // a broker says ok before it has synced
 		{"dispatch: lease of the gone forgotten", "clients", "4", "2", "all is consumed"}, // what a consumer had that was killed comes to nobody
+		{"listener: session leaves a goroutine", "kill", "1", "1", "C11 no leak                VIOLATED"},
 	} {
 		t.Run(c.bug, func(t *testing.T) {
 			t.Parallel()

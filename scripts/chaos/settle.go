@@ -25,10 +25,8 @@ import (
 	"github.com/jmqio/jmq/wire"
 )
 
-// judge has the history so far checked, and puts what is new of it into r.
-func (t *trial) judge(r *row) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+// figures has the history so far checked. Under mu.
+func (t *trial) figures() check.Figures {
 	k := check.NewChecker()
 	var sends [3]int // by outcome: an attempt that was repeated is one
 	type sending struct {
@@ -37,6 +35,13 @@ func (t *trial) judge(r *row) {
 	}
 	begun := map[sending]bool{} // and not known to have ended
 	for _, e := range t.mu.events {
+		ok, problem := t.past.admit(&e)
+		if problem != "" {
+			t.mu.problems = append(t.mu.problems, problem)
+		}
+		if !ok {
+			continue
+		}
 		if err := k.Add(e); err != nil {
 			t.mu.problems = append(t.mu.problems, fmt.Sprintf("event %+v: %v", e, err))
 		}
@@ -57,9 +62,20 @@ func (t *trial) judge(r *row) {
 		}
 	}
 	report := k.Report()
-	f, was := report.Figures(), t.told
+	f := report.Figures()
 	f.OK, f.Failed, f.Unknown = sends[0], sends[1], sends[2]+len(begun)
 	f.Other += len(t.mu.problems)
+	if !report.OK() || len(t.mu.problems) > 0 {
+		t.report = strings.TrimSpace(report.String() + "\n" + strings.Join(t.mu.problems, "\n"))
+	}
+	return f
+}
+
+// judge has the history so far checked, and puts what is new of it into r.
+func (t *trial) judge(r *row) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f, was := t.figures(), t.told
 	t.told = f
 	r.Ops += f.Ops - was.Ops
 	r.OK += f.OK - was.OK
@@ -71,9 +87,6 @@ func (t *trial) judge(r *row) {
 	r.Unexplained += max(0, f.Unexplained-was.Unexplained)
 	r.Reordered += max(0, f.Reordered-was.Reordered)
 	r.Other += max(0, f.Other-was.Other)
-	if !report.OK() || len(t.mu.problems) > 0 {
-		t.report = strings.TrimSpace(report.String() + "\n" + strings.Join(t.mu.problems, "\n"))
-	}
 }
 
 func (t *trial) row(seed uint64) row {

@@ -61,6 +61,9 @@ type trial struct {
 	work             bool                     // workers are to run
 	oks, got         map[string]*atomic.Int64 // by topic
 
+	past     past                   // what is known of the history that was judged, and let go
+	base     map[string]check.Usage // what processes had at rest at first
+	based    int64
 	happened []string // faults of the schedule
 	times    int      // that the fault which is under way really happened
 	count    int      // all of them, of the schedule
@@ -117,10 +120,13 @@ func (c *campaign) begin(ctx context.Context, k *kind, s shape, dir string) (*tr
 		o.Env = []string{"JMQ_TEST_PLANTED=" + c.planted}
 	}
 	var err error
-	switch {
-	case k.apart:
+	if k.soak {
+		o.SQLite, o.Registries = false, 2
+	}
+	if k.apart {
 		err = t.connect(&o)
-	case k.disk != nil:
+	}
+	if k.disk != nil && err == nil {
 		err = t.equip(&o)
 	}
 	if err != nil {
@@ -158,6 +164,9 @@ func (t *trial) equip(o *localcluster.Options) error {
 			continue
 		}
 		d := *t.k.disk
+		if t.k.soak {
+			d = soakDisks[name[1]-'1']
+		}
 		d.Mount = folder(name)
 		var err error
 		if t.disks[name], err = disk.New(d); err != nil {
@@ -166,7 +175,13 @@ func (t *trial) equip(o *localcluster.Options) error {
 	}
 	o.Data = folder
 	o.Broker["retention"] = map[string]any{"every": "500ms"}
+	before := o.Enter
 	o.Enter = func(node string) error {
+		if before != nil {
+			if err := before(node); err != nil {
+				return err
+			}
+		}
 		if node == "" {
 			return nil
 		}
@@ -183,7 +198,7 @@ func (t *trial) boot(node string) error {
 	return os.WriteFile(t.bootFile(node), fmt.Appendf(nil, "00000000-0000-4000-8000-%012d\n", t.boots), 0o644)
 }
 
-// load makes topics and clients, and begins to consume.
+// load makes topics, and joins.
 func (t *trial) load(ctx context.Context) error {
 	all := strings.Join(t.groups, ",")
 	commands := []string{"app create " + app}
@@ -192,6 +207,10 @@ func (t *trial) load(ctx context.Context) error {
 			"topic grant "+topic+" --app "+app+" --produce --consume")
 	}
 	commands[3] += " --durability replicated"
+	if t.k.soak { // old messages go, so that disks and memory are as full in the end as soon after the beginning
+		commands[1] += " --retention-bytes 8MiB"
+		commands[3] += " --retention-bytes 8MiB"
+	}
 	if t.auto {
 		for _, g := range t.groups {
 			commands = append(commands, "broker-group alter "+g+" --mode auto")
@@ -203,7 +222,23 @@ func (t *trial) load(ctx context.Context) error {
 			return err
 		}
 	}
-	var err error
+	if !t.k.soak { // which looks after its first window
+		if err := t.well(ctx); err != nil {
+			return err
+		}
+		t.rest(ctx)
+	}
+	if err := t.join(ctx); err != nil {
+		return err
+	}
+	// A broker that starts again has its copy of the metadata first, which is written once a second: until it hears the registry it would refuse
+	// a credential that is younger.
+	pause(ctx, 1200*time.Millisecond)
+	return t.well(ctx)
+}
+
+// join makes clients, and begins to consume.
+func (t *trial) join(ctx context.Context) (err error) {
 	if t.admin, err = t.dialAs(ctx, "operator", t.AdminFile(), t.Addresses("registry")); err != nil { // brokers may hang
 		return err
 	}
@@ -212,7 +247,8 @@ func (t *trial) load(ctx context.Context) error {
 	}
 	var consuming context.Context
 	consuming, t.stopConsuming = context.WithCancel(context.Background())
-	for _, topic := range topics {
+	first := len(t.producers) == 0
+	for n, topic := range topics {
 		for i := range 2 {
 			proc := topic + "-" + strconv.Itoa(i)
 			cl, err := t.dial(proc)
@@ -223,7 +259,10 @@ func (t *trial) load(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			t.producers = append(t.producers, &producer{witness: t, groups: t.groups, p: p, topic: topic, proc: proc, keys: i * 2})
+			if first {
+				t.producers = append(t.producers, &producer{witness: t, groups: t.groups, topic: topic, proc: proc, keys: i * 2})
+			}
+			t.producers[2*n+i].p = p
 		}
 		for i := range 2 {
 			proc := fmt.Sprintf("%s-consumer-%d", topic, i)
@@ -240,16 +279,30 @@ func (t *trial) load(ctx context.Context) error {
 			}
 			t.working.Go(func() { k.run(consuming) })
 		}
-		if t.k.workers {
+		if first && t.k.workers {
 			for _, what := range []string{produces, consumes} {
 				t.workers = append(t.workers, &worker{t: t, what: what, topic: topic})
 			}
 		}
 	}
-	// A broker that starts again has its copy of the metadata first, which is written once a second: until it hears the registry it would refuse
-	// a credential that is younger.
-	pause(ctx, 1200*time.Millisecond)
-	return t.well(ctx)
+	return nil
+}
+
+// leave ends the clients. What they had under way is answered, or given up.
+func (t *trial) leave() {
+	if t.stopConsuming != nil {
+		t.stopConsuming()
+	}
+	t.working.Wait()
+	for _, w := range t.workers {
+		w.stop()
+	}
+	for _, cl := range t.clients {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		_ = cl.Close(ctx)
+		cancel()
+	}
+	t.clients = nil
 }
 
 func (t *trial) dial(proc string) (*client.Client, error) {
@@ -301,6 +354,7 @@ type node struct {
 	failed, full      bool
 	end, committed    uint64
 	epoch             uint64
+	segments, runs    int
 	damage            string // what it found wrong with its copy
 	connectedMetadata bool
 }
@@ -330,6 +384,10 @@ func (t *trial) look(ctx context.Context, b *localcluster.Node) node {
 			n.failed = v == 1
 		case name == `jmq_store_state{state="refusing"}`:
 			n.full = v == 1
+		case name == "jmq_journal_segments":
+			n.segments = int(v)
+		case name == "jmq_index_runs":
+			n.runs = int(v)
 		case name == "jmq_metadata_connected":
 			n.connectedMetadata = v == 1
 		case name == "jmq_replica_term":
@@ -525,6 +583,14 @@ func (t *trial) heal(ctx context.Context) error {
 	for _, n := range t.Nodes {
 		n.Resume()
 	}
+	if t.Database != nil {
+		if !t.Database.Runs() {
+			if err := t.Database.Start(ctx); err != nil {
+				return err
+			}
+		}
+		t.Database.Resume()
+	}
 	for _, n := range t.Nodes {
 		if d := t.disks[n.Name]; d != nil {
 			errs = append(errs, d.Slow(0))
@@ -591,20 +657,12 @@ func (t *trial) end() error {
 	if t.network != nil {
 		t.network.Heal()
 	}
-	if t.stopConsuming != nil {
-		t.stopConsuming()
-	}
-	t.working.Wait()
-	for _, w := range t.workers {
-		w.stop()
-	}
-	for _, cl := range t.clients {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-		_ = cl.Close(ctx) // what it had under way was answered, or is given up
-		cancel()
-	}
+	t.leave()
 	if t.Cluster == nil {
 		return nil
+	}
+	if t.Database != nil && t.Database.Runs() {
+		t.Database.Resume()
 	}
 	for _, n := range t.Nodes {
 		n.Resume()

@@ -322,8 +322,11 @@ func (n *Node) get(ctx context.Context, path string) (*http.Response, error) {
 }
 
 // Metrics is what the node's admin port says; "" when it does not.
-func (n *Node) Metrics(ctx context.Context) string {
-	answer, err := n.get(ctx, "/metrics")
+func (n *Node) Metrics(ctx context.Context) string { return n.Ask(ctx, "/metrics") }
+
+// Ask gets a path of the node's admin port; "" when it does not answer.
+func (n *Node) Ask(ctx context.Context, path string) string {
+	answer, err := n.get(ctx, path)
 	if err != nil {
 		return ""
 	}
@@ -352,6 +355,9 @@ func (c *Cluster) startDatabase(ctx context.Context) (err error) {
 		return err
 	}
 	d.Passwd = "file:" + c.path("db.password")
+	if c.o.Host != nil { // another host's loopback is not ours
+		d.Net, d.Addr = "unix", c.Database.Socket()
+	}
 	return os.WriteFile(c.path("db.dsn"), []byte(d.FormatDSN()), 0o600)
 }
 

@@ -175,7 +175,7 @@ func StartMariaDB(ctx context.Context, o Options) (*Server, error) {
 	if s.dir, err = filepath.Abs(s.dir); err != nil {
 		return nil, err
 	}
-	if len(s.socket()) > 100 { // the kernel's bound is 107
+	if len(s.Socket()) > 100 { // the kernel's bound is 107
 		return nil, fmt.Errorf("folder %s: its name is too long for a socket's address", s.dir)
 	}
 	data := filepath.Join(s.dir, "data")
@@ -217,7 +217,8 @@ func (s *Server) discard() error {
 	return os.RemoveAll(s.dir)
 }
 
-func (s *Server) socket() string { return filepath.Join(s.dir, "s.sock") }
+// Socket is where it listens on this machine.
+func (s *Server) Socket() string { return filepath.Join(s.dir, "s.sock") }
 
 // Addr is where it listens.
 func (s *Server) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)) }
@@ -253,7 +254,7 @@ func (s *Server) SetReadOnly(ctx context.Context, on bool) error {
 
 // admin runs statements as administrator.
 func (s *Server) admin(ctx context.Context, statements ...string) error {
-	return execute(ctx, "root@unix("+s.socket()+")/", statements...)
+	return execute(ctx, "root@unix("+s.Socket()+")/", statements...)
 }
 
 // Start starts it again, at the same address and with the same data, and returns when it answers.
@@ -265,9 +266,9 @@ func (s *Server) Start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_ = os.Remove(s.socket()) // a killed one left it; so that what answers is the new one
+	_ = os.Remove(s.Socket()) // a killed one left it; so that what answers is the new one
 	args := append(commonArgs(filepath.Join(s.dir, "data")),
-		"--bind-address=127.0.0.1", "--port="+strconv.Itoa(s.port), "--socket="+s.socket(),
+		"--bind-address=127.0.0.1", "--port="+strconv.Itoa(s.port), "--socket="+s.Socket(),
 		"--pid-file="+filepath.Join(s.dir, "pid"), "--log-error="+s.logFile(), "--skip-name-resolve", "--max-connections=1000",
 		"--innodb-buffer-pool-size=64M", "--innodb-flush-log-at-trx-commit=1")
 	cmd := exec.Command(mariadbd, args...)
@@ -321,6 +322,9 @@ func commonArgs(data string) []string {
 	}
 	return args
 }
+
+// Runs says whether it was started, and not ended by us since.
+func (s *Server) Runs() bool { return s.process != nil }
 
 // Stop ends it as an administrator does, and waits.
 func (s *Server) Stop() { s.end(syscall.SIGTERM) }

@@ -21,6 +21,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jmqio/jmq/server/planted"
 	"github.com/jmqio/jmq/wire"
 )
 
@@ -334,6 +335,9 @@ func (l *Listener) refuse(nc net.Conn) {
 // serve is a session's goroutine.
 func (l *Listener) serve(s *session) {
 	defer l.running.Done()
+	if planted.Bug("listener: session leaves a goroutine") {
+		go func() { select {} }()
+	}
 	defer func() {
 		// Requests have their own recover; this is for what is left, such as a hook that panics.
 		if v := recover(); v != nil {

@@ -70,6 +70,8 @@ var Bugs = []Entry{
 	{"dedupe: only what was appended here", "a repeat after a restart or fail-over is stored again", "server/dedupe", "TestModel", 1},
 	{"retention: slowest group of another partition", "messages go that a group has not consumed, where it is slow in one partition", "server/retention", "TestJudge", 1},
 
+	{"listener: session leaves a goroutine", "each connection that ends leaves a goroutine", "scripts/chaos", "C11", 1},
+
 	{"client: unknown told as failed", "failed is said of what may be stored", "client", "TestSendOutcomes", 1},
 	{"client: repeat under another number", "a batch that comes back to a broker group is stored again", "client", "TestSequenceOfRepeats", 1},
 	{"client: two batches of an order key under way", "a repeat is stored behind what was sent after it", "client", "TestKeyedSendsMerge", 1},

@@ -87,16 +87,24 @@ func (c *Checker) noLeak() *CheckResult {
 		first := all[0]
 		for _, u := range all[1:] {
 			out.Checked++
-			tell := func(what string, was, is, most int64) {
-				if was != 0 && is > most {
-					out.violate(Subject{Op: OpUsage, Proc: c.names.name(p)}, "%s has %d %s at %d, and had %d at %d", c.names.name(p), is, what, u.call, was, first.call)
-				}
+			for _, more := range u.Beyond(first.Usage) {
+				out.violate(Subject{Op: OpUsage, Proc: c.names.name(p)}, "%s has %s, from %d to %d", c.names.name(p), more, first.call, u.call)
 			}
-			tell("goroutines", int64(first.Goroutines), int64(u.Goroutines), int64(first.Goroutines))
-			tell("open files", int64(first.Open), int64(u.Open), int64(first.Open))
-			tell("files", int64(first.Files), int64(u.Files), int64(first.Files))
-			tell("bytes of memory", first.RSS, u.RSS, first.RSS+first.RSS/100*rssPercent+rssSlack)
 		}
 	}
 	return out
+}
+
+// Beyond says what of a process is more than it may keep of what it had first.
+func (u Usage) Beyond(first Usage) (all []string) {
+	tell := func(what string, was, is, most int64) {
+		if was != 0 && is > most {
+			all = append(all, fmt.Sprintf("%d %s instead of %d", is, what, was))
+		}
+	}
+	tell("goroutines", int64(first.Goroutines), int64(u.Goroutines), int64(first.Goroutines))
+	tell("open files", int64(first.Open), int64(u.Open), int64(first.Open))
+	tell("files", int64(first.Files), int64(u.Files), int64(first.Files))
+	tell("bytes of memory", first.RSS, u.RSS, first.RSS+first.RSS/100*rssPercent+rssSlack)
+	return all
 }
