@@ -1166,3 +1166,29 @@ func TestLeaveAfterNewerRoute(t *testing.T) {
 		}
 	}
 }
+
+// A message whose order key may move, and whose broker group is away while no other one takes anything, waits at home, and not without a pause.
+func TestStaysAtHomeWithPause(t *testing.T) {
+	f := &flight{c: &Client{}, route: &route{}, pause: retryMin, deadline: time.Now().Add(time.Hour)}
+	for range 3 {
+		l, p := &lane{topic: &topic{}, partition: uint32(len(f.route.groups))}, &pool{}
+		for range breakerFailures {
+			p.breaker.failed(false)
+		}
+		l.pool.Store(p)
+		f.route.groups = append(f.route.groups, &routeGroup{pool: p, lanes: []*lane{l}})
+	}
+	home := f.route.groups[0].lanes[0]
+	f.lane, f.target = home, home
+	f.sends = []*pending{{o: &producerOptions{timeout: 3 * time.Second, retries: -1, moveKeys: true}}}
+	f.timer = time.AfterFunc(time.Hour, func() {})
+	defer f.timer.Stop()
+	for n := range 10 {
+		begun := time.Now()
+		f.ended(wire.Errorf(wire.CodeDisconnected, "nothing is connected"), nil)
+		if pause := f.mu.until.Sub(begun); f.mu.phase != phasePausing || f.target != home || pause < min(retryMin<<n, retryMax)/2 {
+			t.Fatalf("after attempt %d: phase %d, partition %d, a pause of %v", n+1, f.mu.phase, f.target.partition, pause)
+		}
+		f.mu.phase = phaseIdle
+	}
+}

@@ -8,6 +8,10 @@
 //
 // runs schedules of faults on clusters of real processes, under load whose history is judged, and those that are tests.
 //
+//	go run ./scripts/chaos report FILE...
+//
+// makes the table and the plots of docs/reliability.md from lines of run -resume FILE and of scripts/mutations.sh.
+//
 //	go run ./scripts/chaos digest
 //
 // prints the hash of the code that these are about: lines of the same one count together.
@@ -32,6 +36,7 @@ const (
 var commands = map[string]func(args []string) int{
 	"check":  checkCommand,
 	"digest": digestCommand,
+	"report": reportCommand,
 	"run":    runCommand,
 	"work":   workCommand, // of those that run begins
 }
@@ -39,7 +44,7 @@ var commands = map[string]func(args []string) int{
 func main() {
 	disk.ServeIfAsked()
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: chaos check FILE... | chaos run [flags] | chaos digest")
+		fmt.Fprintln(os.Stderr, "usage: chaos check FILE... | chaos run [flags] | chaos report FILE... | chaos digest")
 		os.Exit(exitBad)
 	}
 	os.Exit(commands[os.Args[1]](os.Args[2:]))
