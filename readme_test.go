@@ -65,3 +65,44 @@ func TestReadmeNames(t *testing.T) {
 		}
 	}
 }
+
+// Every test and file that docs/reliability.md names as what keeps a bug from coming back is there, and so is what it links to.
+func TestReliabilityNames(t *testing.T) {
+	const doc = "docs/reliability.md"
+	b, err := os.ReadFile(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(b)
+	tests := 0
+	for _, m := range regexp.MustCompile("((?:(?:Test|Fuzz)[A-Za-z0-9]+(?:, | and )?)+) in `([^`]+)`").FindAllStringSubmatch(text, -1) {
+		var code strings.Builder
+		files, _ := filepath.Glob(filepath.Join(m[2], "*_test.go")) // the pattern is good
+		for _, name := range files {
+			b, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			code.Write(b)
+		}
+		for _, name := range regexp.MustCompile("(?:Test|Fuzz)[A-Za-z0-9]+").FindAllString(m[1], -1) {
+			tests++
+			if !strings.Contains(code.String(), "\nfunc "+name+"(") {
+				t.Errorf("%s names %s in %s, which is not there", doc, name, m[2])
+			}
+		}
+	}
+	if tests < 50 {
+		t.Errorf("%s names %d tests only", doc, tests)
+	}
+	for _, m := range regexp.MustCompile("`((?:server|client|scripts|wire)(?:/[^` ]*)?)`").FindAllStringSubmatch(text, -1) {
+		if _, err := os.Stat(m[1]); err != nil {
+			t.Errorf("%s names %v", doc, err)
+		}
+	}
+	for _, m := range regexp.MustCompile(`\]\(([A-Za-z.][^)#]*)`).FindAllStringSubmatch(text, -1) {
+		if _, err := os.Stat(filepath.Join(filepath.Dir(doc), m[1])); err != nil {
+			t.Errorf("%s links to %v", doc, err)
+		}
+	}
+}

@@ -3,7 +3,13 @@
 package servertest
 
 import (
+	"cmp"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -62,6 +68,46 @@ func TestPlanted(t *testing.T) {
 	}
 }
 
+var rewrite = flag.Bool("rewrite", false, "write the table of planted bugs anew")
+
+const (
+	plantedDoc   = "../../docs/reliability.md"
+	plantedBegin = "<!-- Written by go test -tags planted ./server/servertest -run PlantedTable -rewrite, to the line that ends it. -->\n"
+	plantedEnd   = "<!-- End of what it writes. -->"
+)
+
+// The table of docs/reliability.md is the list, with where the code has each bug.
+func TestPlantedTable(t *testing.T) {
+	b, err := os.ReadFile(plantedDoc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(b), plantedBegin)
+	got, after, closed := strings.Cut(rest, plantedEnd)
+	if !ok || !closed {
+		t.Fatalf("%s has not the lines between which the table is", plantedDoc)
+	}
+	places := plantedPlaces(t)
+	want := "\n| bug | what it does | where | found by | within |\n|---|---|---|---|--:|\n"
+	for _, p := range planted.Bugs {
+		of := map[string]string{"server/servertest": "campaign", "simulator": "schedule"}
+		what := cmp.Or(of[p.Package], of[p.By], "run")
+		if p.Runs > 1 {
+			what += "s"
+		}
+		want += fmt.Sprintf("| %s | %s | %s | `%s` %s | %d %s |\n", p.Name, p.Breaks, strings.Join(places[p.Name], ", "), p.Package, p.By, p.Runs, what)
+	}
+	if want += "\n"; got == want {
+		return
+	}
+	if !*rewrite {
+		t.Fatalf("%s has not\n%s", plantedDoc, want)
+	}
+	if err := os.WriteFile(plantedDoc, []byte(before+plantedBegin+want+plantedEnd+after), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Every bug that the code can have is in the list, and none that it cannot.
 func TestPlantedList(t *testing.T) {
 	var listed []string
@@ -69,7 +115,7 @@ func TestPlantedList(t *testing.T) {
 		listed = append(listed, p.Name)
 	}
 	slices.Sort(listed)
-	if names := plantedNames(t); !slices.Equal(listed, names) {
+	if names := slices.Sorted(maps.Keys(plantedPlaces(t))); !slices.Equal(listed, names) {
 		t.Errorf("listed %q, in the code %q", listed, names)
 	}
 }
