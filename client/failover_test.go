@@ -1173,7 +1173,7 @@ func TestStaysAtHomeWithPause(t *testing.T) {
 	for range 3 {
 		l, p := &lane{topic: &topic{}, partition: uint32(len(f.route.groups))}, &pool{}
 		for range breakerFailures {
-			p.breaker.failed(false)
+			p.breaker.failed(false, 0)
 		}
 		l.pool.Store(p)
 		f.route.groups = append(f.route.groups, &routeGroup{pool: p, lanes: []*lane{l}})
