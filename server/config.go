@@ -43,6 +43,9 @@ type Config struct {
 	// Machine names what lives as long as the system's memory does: what a broker did not sync may be gone when it is another one. "": the
 	// system's boot id.
 	Machine string `yaml:"-"`
+	// Every is how long a node waits between two looks, heartbeats or signs of life that are d apart otherwise: tests of long quiet times have
+	// fewer. nil: d.
+	Every func(d time.Duration) time.Duration `yaml:"-"`
 	// Listen wraps how the ports of this node are opened. nil: as it is.
 	Listen func(listen func(address string) (net.Listener, error)) func(address string) (net.Listener, error) `yaml:"-"`
 	// Dial wraps how this node connects to other nodes. nil: as it is.

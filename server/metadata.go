@@ -104,7 +104,7 @@ func (md *metadata) serve(ctx context.Context) (err error) {
 		return err
 	}
 	md.node, err = registry.NewNode(registry.NodeOptions{
-		Store: md.store, Self: s.self, OnSnapshot: md.onSnapshot, Meet: d.meet, ListGroups: d.listGroups, Now: s.config.Now, Logger: s.log,
+		Store: md.store, Self: s.self, OnSnapshot: md.onSnapshot, Meet: d.meet, ListGroups: d.listGroups, Now: s.config.Now, Every: s.config.Every, Logger: s.log,
 	})
 	if err != nil {
 		return fmt.Errorf("start registry: %w", err)
@@ -116,7 +116,7 @@ func (md *metadata) serve(ctx context.Context) (err error) {
 func (md *metadata) follow(context.Context) (err error) {
 	s, n := md.s, &md.s.config.Node.Registry
 	o := registry.FollowerOptions{
-		Addresses: n.Addresses, Self: s.self, OnSnapshot: md.onSnapshot, CacheFile: filepath.Join(s.dir, cacheName), Logger: s.log,
+		Addresses: n.Addresses, Self: s.self, OnSnapshot: md.onSnapshot, CacheFile: filepath.Join(s.dir, cacheName), Every: s.config.Every, Logger: s.log,
 	}
 	if md.b != nil && md.b.replicas != nil {
 		o.OnCurrent = md.b.replicas.kick // what it may be it decides by a registry that stands by what is known

@@ -366,7 +366,7 @@ func (x *replicas) node() replica.Node {
 		Dial: func(_ string, addresses []string) replica.Peer { return x.dialer.peer(addresses) },
 		Ask:  x.ask, Row: x.row, Changed: x.kick, Side: x.mayHaveServed, Seed: x.makeSeed,
 		Timing: replica.Timing{KeepAlive: c.KeepAlive, LeaveAfter: c.LeaveAfter, LeaveBytes: c.LeaveBytes, JoinAfter: c.JoinAfter, CheckEvery: checkEvery(c.CompareEvery)},
-		Now:    time.Now, Logger: x.s.log,
+		Every:  x.every, Now: time.Now, Logger: x.s.log,
 	}
 }
 
@@ -416,6 +416,13 @@ func (x *replicas) run() {
 			x.wait(again)
 		}
 	}
+}
+
+func (x *replicas) every(d time.Duration) time.Duration {
+	if f := x.s.config.Every; f != nil {
+		return f(d)
+	}
+	return d
 }
 
 // wait returns when something has happened, or after d.
@@ -516,7 +523,7 @@ func (x *replicas) turn() (again time.Duration, err error) {
 		x.tendSlave(e)
 		x.resend(e)
 	}
-	return lookEvery, nil
+	return x.every(lookEvery), nil
 }
 
 // role is what the broker is now, and why.

@@ -291,6 +291,7 @@ func (n *Node) beats() {
 		n.beat()
 		select {
 		case <-every.C:
+			every.Reset(n.o.Every(beatEvery))
 		case <-n.ctx.Done():
 			return
 		}

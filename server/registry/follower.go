@@ -59,6 +59,8 @@ type FollowerOptions struct {
 	OnCurrent func()
 	// CacheFile keeps what is known over a restart. It holds verifiers of secrets: mode 0600. Empty: nothing is kept.
 	CacheFile string
+	// Every is how long to wait between two heartbeats where d is usual. Default: d.
+	Every func(d time.Duration) time.Duration
 	// Logger. Default: nothing is logged.
 	Logger *slog.Logger
 
@@ -76,6 +78,9 @@ func (o FollowerOptions) withDefaults() FollowerOptions {
 	}
 	if o.OnCurrent == nil {
 		o.OnCurrent = func() {}
+	}
+	if o.Every == nil {
+		o.Every = func(d time.Duration) time.Duration { return d }
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -435,6 +440,7 @@ func (c *conversation) run() (answered bool, err error) {
 		case <-f.ctx.Done():
 			return answered, f.ctx.Err()
 		case <-ticker.C:
+			ticker.Reset(f.o.Every(beatEvery))
 			now := time.Now()
 			switch {
 			case !c.beating.IsZero() && now.Sub(c.beating) > answerTimeout, now.After(c.watchBy):

@@ -29,6 +29,8 @@ type NodeOptions struct {
 	ListGroups func(ctx context.Context, addresses []string, r *wire.ListGroupsRequest) (*wire.ListGroupsResponse, error)
 	// Now is the wall clock, for dates that are stored. Default: time.Now.
 	Now func() time.Time
+	// Every is how long to wait where d is usual between two looks or beats. Default: d.
+	Every func(d time.Duration) time.Duration
 	// Logger. Default: nothing is logged.
 	Logger *slog.Logger
 }
@@ -39,6 +41,9 @@ func (o NodeOptions) withDefaults() NodeOptions {
 	}
 	if o.Now == nil {
 		o.Now = time.Now
+	}
+	if o.Every == nil {
+		o.Every = func(d time.Duration) time.Duration { return d }
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

@@ -62,6 +62,8 @@ type Node struct {
 	// Side says, at a slave, whether it has acks for its master, and whether it served reads since it last heard one. nil: neither.
 	Side   func() (acks, served bool)
 	Timing Timing
+	// Every is how long to wait where d is usual between two looks or signs of life. nil: d.
+	Every  func(d time.Duration) time.Duration
 	Now    func() time.Time
 	Logger *slog.Logger
 

@@ -547,7 +547,8 @@ func (m *Master) endSessions(err error) {
 // ticker lets time go by.
 func (m *Master) ticker() {
 	defer m.wg.Done()
-	t := time.NewTicker(min(tickEvery, m.n.Timing.KeepAlive/2))
+	every := min(tickEvery, m.n.Timing.KeepAlive/2)
+	t := time.NewTicker(every)
 	defer t.Stop()
 	for {
 		select {
@@ -555,6 +556,7 @@ func (m *Master) ticker() {
 		case <-m.ctx.Done():
 			return
 		}
+		t.Reset(m.n.Every(every))
 		m.tick()
 	}
 }
@@ -587,7 +589,7 @@ func (m *Master) tick() {
 	m.tellCommitted(committed)
 	m.tell()
 	for _, s := range *m.sessions.Load() {
-		s.keepAlive(now, m.n.Timing.KeepAlive)
+		s.keepAlive(now, m.n.Every(m.n.Timing.KeepAlive))
 	}
 	m.seeds.drop(now)
 	select {

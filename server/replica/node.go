@@ -20,6 +20,9 @@ func (n Node) withDefaults() Node {
 	if n.Now == nil {
 		n.Now = time.Now
 	}
+	if n.Every == nil {
+		n.Every = func(d time.Duration) time.Duration { return d }
+	}
 	if n.Logger == nil {
 		n.Logger = slog.New(slog.DiscardHandler)
 	}

@@ -493,6 +493,7 @@ func (s *Slave) watch(f *following) error {
 		case <-s.ctx.Done():
 			return s.ctx.Err()
 		case <-t.C:
+			t.Reset(s.n.Every(lookEvery))
 			row, ok, err := s.row()
 			if err != nil {
 				return err

@@ -131,7 +131,8 @@ type stream struct {
 	n  *Network
 	mu struct {
 		sync.Mutex
-		changed         *sync.Cond
+		readable        *sync.Cond
+		writable        *sync.Cond
 		parcels         []parcel
 		bytes           int
 		eof             bool // no more is written
@@ -155,14 +156,16 @@ type deadline struct {
 
 func newStream(n *Network) *stream {
 	s := &stream{n: n}
-	s.mu.changed = sync.NewCond(&s.mu)
+	s.mu.readable, s.mu.writable = sync.NewCond(&s.mu), sync.NewCond(&s.mu)
 	return s
 }
 
-func (s *stream) wake() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.mu.changed.Broadcast()
+// wait until changed is told, or the deadline is there: only who waits has a timer for it. s.mu is held.
+func (s *stream) wait(changed *sync.Cond, d *deadline) {
+	if !d.at.IsZero() && d.timer == nil {
+		d.timer = time.AfterFunc(time.Until(d.at), func() { s.change(func() {}) })
+	}
+	changed.Wait()
 }
 
 // set a deadline. s.mu is not held.
@@ -174,10 +177,11 @@ func (s *stream) set(d *deadline, t time.Time) {
 		d.timer.Stop()
 		d.timer = nil
 	}
-	if !t.IsZero() {
-		d.timer = time.AfterFunc(time.Until(t), s.wake)
+	if d == &s.mu.readBy {
+		s.mu.readable.Broadcast()
+	} else {
+		s.mu.writable.Broadcast()
 	}
-	s.mu.changed.Broadcast()
 }
 
 func (d *deadline) passed() bool { return !d.at.IsZero() && !time.Now().Before(d.at) }
@@ -196,7 +200,7 @@ func (s *stream) write(b []byte) (int, error) {
 		case s.mu.writeBy.passed():
 			return wrote, os.ErrDeadlineExceeded
 		case s.mu.bytes >= streamMost:
-			s.mu.changed.Wait()
+			s.wait(s.mu.writable, &s.mu.writeBy)
 			continue
 		}
 		part := b[:min(len(b), streamMost-s.mu.bytes)]
@@ -207,7 +211,7 @@ func (s *stream) write(b []byte) (int, error) {
 		s.mu.last = due
 		s.mu.parcels = append(s.mu.parcels, parcel{append([]byte(nil), part...), due})
 		s.mu.bytes += len(part)
-		s.mu.changed.Broadcast()
+		s.mu.readable.Broadcast()
 		wrote += len(part)
 		b = b[len(part):]
 	}
@@ -237,7 +241,7 @@ func (s *stream) read(b []byte) (int, error) {
 		if s.mu.eof {
 			return 0, io.EOF
 		}
-		s.mu.changed.Wait()
+		s.wait(s.mu.readable, &s.mu.readBy)
 	}
 	n := 0
 	for n < len(b) && len(s.mu.parcels) > 0 && time.Until(s.mu.parcels[0].due) <= 0 {
@@ -249,7 +253,7 @@ func (s *stream) read(b []byte) (int, error) {
 		}
 	}
 	s.mu.bytes -= n
-	s.mu.changed.Broadcast()
+	s.mu.writable.Broadcast()
 	return n, nil
 }
 
@@ -257,7 +261,8 @@ func (s *stream) change(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f()
-	s.mu.changed.Broadcast()
+	s.mu.readable.Broadcast()
+	s.mu.writable.Broadcast()
 }
 
 type memoryConn struct {
