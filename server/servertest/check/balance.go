@@ -111,7 +111,7 @@ func (c *Checker) fates(g *groupPartition, b *balance, out *CheckResult) ([]fate
 		switch {
 		case a.result == Failed || a.call > b.ret:
 			continue
-		case a.result != OK || a.ret > b.call || c.unmerged(a):
+		case a.result != OK || a.ret > b.call || c.unmerged(g.logKey, a):
 			f = perhaps
 		case moved != nil && a.call <= moved.ret:
 			if f = perhaps; clear && a.ret < moved.call {

@@ -270,6 +270,70 @@ func TestAckRepeatedLate(t *testing.T) {
 	}
 }
 
+// What an outage explains is that of its broker group and its time: an acked message that a slave gives again, and one that comes again before it was
+// acked.
+func TestOutageIsLocal(t *testing.T) {
+	send := Event{Op: OpSend, Proc: "p", Topic: "t", ID: "id", Hash: "h", Call: 1, Return: 2, Result: OK}
+	scan := Event{Op: OpScan, Proc: "b", BrokerGroup: "one", Topic: "t", ID: "id", Hash: "h", Epoch: 1, Call: 100}
+	first := Event{Op: OpRecv, Proc: "c", Topic: "t", Group: "g", ID: "id", Hash: "h", Lease: 1, Epoch: 1, Call: 10}
+	ack := Event{Op: OpAck, Proc: "c", Topic: "t", Group: "g", Lease: 1, Call: 11, Return: 12, Result: OK}
+	again := first
+	again.Lease, again.Epoch, again.Call = sideLease|2, 1, 20
+	same := first
+	same.Lease, same.Call = 2, 20
+	outage := func(op Op, brokerGroup string, call, ret int64) Event {
+		return Event{Op: op, Proc: "s", BrokerGroup: brokerGroup, Call: call, Return: ret, Reason: AwayUnmerged + ", " + AwayBehind}
+	}
+	for _, c := range []struct {
+		name   string
+		events []Event
+		want   []string
+	}{
+		{"away, any", []Event{first, ack, again, outage(OpAway, "", 5, 30)}, nil},
+		{"away", []Event{first, ack, again, outage(OpAway, "one", 5, 30)}, nil},
+		{"away before", []Event{first, ack, again, outage(OpAway, "one", 5, 15)}, []string{"C3", "C6"}},
+		{"away later", []Event{first, ack, again, outage(OpAway, "one", 25, 30)}, []string{"C3", "C6"}},
+		{"another is away", []Event{first, ack, again, outage(OpAway, "two", 5, 30)}, []string{"C3", "C6"}},
+		{"restart, any", []Event{first, same, outage(OpRestart, "", 15, 16)}, nil},
+		{"restart", []Event{first, same, outage(OpRestart, "one", 15, 16)}, nil},
+		{"another restarts", []Event{first, same, outage(OpRestart, "two", 15, 16)}, []string{"C3", "C10"}},
+	} {
+		if got, report := judge(append([]Event{send, scan}, c.events...)); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v\n%s", c.name, got, c.want, report)
+		}
+	}
+}
+
+// An ack that a slave took by itself counts at the master when the broker group is well again, at the latest; not if the group was moved meanwhile.
+func TestMergedInTime(t *testing.T) {
+	const side = sideLease | 1
+	events := []Event{
+		{Op: OpSend, Proc: "p", Topic: "t", ID: "id", Hash: "h", Call: 1, Return: 2, Result: OK},
+		{Op: OpRecv, Proc: "c", Topic: "t", Group: "g", ID: "id", Hash: "h", Lease: side, Epoch: 1, Call: 20},
+		{Op: OpAck, Proc: "c", Topic: "t", Group: "g", Lease: side, Call: 21, Return: 22, Result: OK},
+		{Op: OpAway, Proc: "s", Reason: AwayUnmerged, Call: 10, Return: 40},
+	}
+	look := func(index uint64, call int64) Event {
+		return Event{Op: OpOffset, Topic: "t", Group: "g", Index: index, Call: call, Return: call + 1}
+	}
+	for _, c := range []struct {
+		name string
+		more []Event
+		ok   bool
+	}{
+		{"at once", []Event{look(0, 15), look(1, 23), look(1, 50)}, true},
+		{"late", []Event{look(0, 15), look(0, 23), look(1, 50)}, true},
+		{"never", []Event{look(0, 15), look(0, 50)}, false},
+		{"and back", []Event{look(1, 25), look(0, 30)}, false},
+		{"moved meanwhile", []Event{{Op: OpReset, Topic: "t", Group: "g", Index: 0, Call: 15, Return: 16}, look(0, 50)}, true},
+	} {
+		r := checkEvents(t, append(slices.Clone(events), c.more...))
+		if ok := r.Check("C10").Violations == 0; ok != c.ok || r.Check("C10").Note != "" {
+			t.Errorf("%s:\n%v", c.name, r)
+		}
+	}
+}
+
 // What is derived from a journal, the index and where groups stand, is the same at all copies, each for itself.
 func TestCopiesOfWhatIsDerived(t *testing.T) {
 	of := func(proc, topic string, partition uint16, group, hash string) Event {

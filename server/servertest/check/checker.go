@@ -17,7 +17,7 @@ type Checker struct {
 	groups   map[groupKey]*groupPartition
 	scans    map[scanKey]*scan
 	done     []*scan // scans that are complete
-	restarts []span
+	restarts []outage
 	deaths   map[uint32][]int64 // proc -> calls
 	aways    []away
 	copies   map[copyKey][]copied
@@ -54,8 +54,13 @@ type (
 		about Subject
 		text  string
 	}
-	away struct {
+	// outage of the brokers of a broker group; 0: of any.
+	outage struct {
 		span
+		brokerGroup uint32
+	}
+	away struct {
+		outage
 		unmerged, behind bool
 	}
 	copied struct{ proc, hash uint32 }
@@ -361,9 +366,9 @@ func (c *Checker) Add(e Event) error {
 	case OpDie:
 		c.deaths[proc] = append(c.deaths[proc], e.Call)
 	case OpRestart:
-		c.restarts = append(c.restarts, span{e.Call, e.Return})
+		c.restarts = append(c.restarts, outage{span{e.Call, e.Return}, c.names.number(e.BrokerGroup)})
 	case OpAway:
-		a := away{span{e.Call, e.Return}, strings.Contains(e.Reason, AwayUnmerged), strings.Contains(e.Reason, AwayBehind)}
+		a := away{outage{span{e.Call, e.Return}, c.names.number(e.BrokerGroup)}, strings.Contains(e.Reason, AwayUnmerged), strings.Contains(e.Reason, AwayBehind)}
 		if a.ret == 0 {
 			a.ret = math.MaxInt64
 		}

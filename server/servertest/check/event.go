@@ -24,7 +24,7 @@ const (
 	OpExpire Op = "expire"
 	// OpDie is the death, or the lost connection, of the consumer process Proc.
 	OpDie Op = "die"
-	// OpRestart is a broker that was away from Call (killed) to Return (serving again).
+	// OpRestart is a broker that was away from Call (killed) to Return (serving again): of BrokerGroup, if that is told.
 	OpRestart Op = "restart"
 	// OpScan is one message of a raw scan of replica Proc. The events of one scan stand in the history in their order.
 	OpScan Op = "scan"
@@ -42,7 +42,7 @@ const (
 	// OpGap says that Proc was told that [Index, To) will never come; Reason ReasonDamaged: because it was damaged. With Group it
 	// is a consumer, without it is a raw scan, in whose order the event stands.
 	OpGap Op = "gap"
-	// OpAway says that from Call to Return (0: for ever) slave Proc may have given messages and taken acks by itself. Reason is what that explains:
+	// OpAway says that from Call to Return (0: for ever) slave Proc, of BrokerGroup if that is told, may have given messages and taken acks by itself. Reason is what that explains:
 	// AwayUnmerged, AwayBehind or both ("unmerged, behind"); nothing else does, not even a restart.
 	OpAway Op = "away"
 	// OpCopy says that Proc's copy of the journal has records in [Index, To), and that Hash is their checksum. With Topic it is the copy of the index of
@@ -97,7 +97,8 @@ type Event struct {
 	Op        Op     `json:"op"`
 	Topic     string `json:"topic,omitempty"`
 	Partition uint16 `json:"partition,omitempty"`
-	// BrokerGroup, of a scan, a copy or a master: whose journal it is, and so whose epochs. Empty: there is only one.
+	// BrokerGroup, of a scan, a copy or a master: whose journal it is, and so whose epochs. Empty: there is only one. Of a restart or a time away: whose
+	// partitions alone it explains; a partition's broker group is that of its scans.
 	BrokerGroup string `json:"brokerGroup,omitempty"`
 	Group       string `json:"group,omitempty"`
 	Key         string `json:"key,omitempty"` // order key; of a write or read: the register

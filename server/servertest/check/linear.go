@@ -169,8 +169,9 @@ type offsetOp struct {
 	ranges   [][2]uint64
 }
 
-// offsetOps are the calls about where a group stands. There are none where nobody looked. One that is told of gaps, or whose acks a
-// slave may have kept to itself, is left out.
+// offsetOps are the calls about where a group stands. There are none where nobody looked. One that is told of gaps, or may have been moved without
+// a word, is left out. An ack that a slave took by itself may reach the master at any time until the slave is away no more; it never does if the
+// group was moved meanwhile.
 func (c *Checker) offsetOps(g *groupPartition) (ops []porcupine.Operation, ok bool) {
 	if len(g.observed) == 0 {
 		return nil, true
@@ -184,11 +185,13 @@ func (c *Checker) offsetOps(g *groupPartition) (ops []porcupine.Operation, ok bo
 		switch {
 		case a.result == Failed:
 			continue
-		case a.lease&sideLease != 0:
-			return nil, false
 		case a.result != OK:
 			open++
 			op.Return = math.MaxInt64
+		case a.lease&sideLease != 0:
+			if op.Return = c.merged(g, &a); op.Return == math.MaxInt64 {
+				open++
+			}
 		}
 		ops = append(ops, op)
 	}
@@ -202,6 +205,26 @@ func (c *Checker) offsetOps(g *groupPartition) (ops []porcupine.Operation, ok bo
 		ops = append(ops, porcupine.Operation{Input: offsetOp{OpOffset, o.index, o.index + 1, o.ranges}, Output: true, Call: o.call, Return: o.ret})
 	}
 	return ops, open <= openMost
+}
+
+// merged is when the master had an ack that a slave took, at the latest: when its broker group was well again. math.MaxInt64: never, or nobody knows.
+func (c *Checker) merged(g *groupPartition, a *ack) int64 {
+	ill := outage{span: span{math.MaxInt64, math.MaxInt64}}
+	during := func(o outage) {
+		if c.hits(o, g.logKey) && o.call <= a.ret && a.call <= o.ret && o.ret < ill.ret {
+			ill = o
+		}
+	}
+	for _, s := range c.restarts {
+		during(s)
+	}
+	for _, w := range c.aways {
+		during(w.outage)
+	}
+	if ill.ret < math.MaxInt64 && g.resetBetween(ill.call, ill.ret) {
+		return math.MaxInt64
+	}
+	return max(ill.ret, a.ret)
 }
 
 type offsetState struct {

@@ -281,14 +281,14 @@ func (c *Checker) reason(g *groupPartition, f facts, p, d *delivery) Reason {
 		return ReasonBrokerRestarted
 	}
 	for _, s := range c.restarts {
-		if p.since <= s.ret && s.call <= d.granted {
+		if c.hits(s, g.logKey) && p.since <= s.ret && s.call <= d.granted {
 			return ReasonBrokerRestarted
 		}
 	}
 	if g.resetBetween(p.since, d.granted) {
 		return ReasonReset
 	}
-	return c.apart(p.lease, d.lease, p.since, d.granted)
+	return c.apart(g.logKey, p.lease, d.lease, p.since, d.granted)
 }
 
 func (g *groupPartition) resetBetween(from, to int64) bool {
@@ -534,7 +534,7 @@ func (c *Checker) ackRights(g *groupPartition, out *CheckResult) {
 				case d.lease == a.lease && d.proc == a.proc && d.member == a.member && d.call <= a.call:
 					held = d
 				case held == nil || d.lease == a.lease || g.resetBetween(a.call, d.granted):
-				case c.apart(a.lease, d.lease, a.ret, d.granted) != "":
+				case c.apart(g.logKey, a.lease, d.lease, a.ret, d.granted) != "":
 				case d.granted < a.call && !g.endedByOther(index, a) && !g.resetBetween(d.since, d.granted):
 					out.violate(c.ofGroup(g, index, index+1), "%s index %d: the ack by %s with lease %d was ok at %d, after the message was given with lease %d to %s at %d", name, index,
 						c.names.name(a.proc), a.lease, a.call, d.lease, c.names.name(d.proc), d.call)
@@ -593,7 +593,7 @@ func (c *Checker) observations(g *groupPartition, out *CheckResult) {
 		i, _ := slices.BinarySearch(indexes, a.from)
 		for ; i < len(indexes) && indexes[i] < a.to; i++ {
 			times[i].maybe = min(times[i].maybe, a.call)
-			if a.result == OK && !c.unmerged(&a) && !slices.ContainsFunc(g.resets, func(o observation) bool { return o.ret >= a.call }) {
+			if a.result == OK && !c.unmerged(g.logKey, &a) && !slices.ContainsFunc(g.resets, func(o observation) bool { return o.ret >= a.call }) {
 				times[i].sure = min(times[i].sure, a.ret)
 			}
 		}
@@ -675,14 +675,14 @@ func movedBack(a, b *observation) (uint64, bool) {
 
 // apart says why a message that one lease had given, acked at or given since t, may be given by another, at u: a slave had given the one or the other
 // by itself. The later of both times counts.
-func (c *Checker) apart(one, other uint64, t, u int64) Reason {
+func (c *Checker) apart(k logKey, one, other uint64, t, u int64) Reason {
 	if one&sideLease == 0 && other&sideLease == 0 {
 		return ""
 	}
 	at := max(t, u)
 	for _, a := range c.aways {
 		switch {
-		case at < a.call || a.ret < at:
+		case at < a.call || a.ret < at || !c.hits(a.outage, k):
 		case a.behind && one&sideLease != other&sideLease:
 			return ReasonSlaveBehind
 		case a.unmerged && one&sideLease != 0:
@@ -693,6 +693,14 @@ func (c *Checker) apart(one, other uint64, t, u int64) Reason {
 }
 
 // unmerged says whether no master may ever have heard of an ack.
-func (c *Checker) unmerged(a *ack) bool {
-	return a.lease&sideLease != 0 && slices.ContainsFunc(c.aways, func(w away) bool { return w.unmerged && w.ret == math.MaxInt64 && w.call <= a.ret })
+func (c *Checker) unmerged(k logKey, a *ack) bool {
+	return a.lease&sideLease != 0 && slices.ContainsFunc(c.aways, func(w away) bool {
+		return w.unmerged && w.ret == math.MaxInt64 && w.call <= a.ret && c.hits(w.outage, k)
+	})
+}
+
+// hits says whether an outage may have been one of the brokers that have a partition.
+func (c *Checker) hits(o outage, k logKey) bool {
+	l := c.logs[k]
+	return o.brokerGroup == 0 || l == nil || l.brokerGroup == 0 || o.brokerGroup == l.brokerGroup
 }

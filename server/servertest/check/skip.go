@@ -79,7 +79,7 @@ func (c *Checker) endOther(g *groupPartition, l *lease) {
 		}
 	}
 	for _, s := range c.restarts {
-		if s.ret >= l.since {
+		if c.hits(s, g.logKey) && s.ret >= l.since {
 			end(s.call)
 		}
 	}
@@ -94,7 +94,7 @@ func (c *Checker) endOther(g *groupPartition, l *lease) {
 func (c *Checker) cutShort(g *groupPartition, l *lease) bool {
 	return !l.acked ||
 		slices.ContainsFunc(c.deaths[l.proc], func(t int64) bool { return l.since <= t && t <= l.until }) ||
-		slices.ContainsFunc(c.restarts, func(s span) bool { return l.since <= s.ret && s.call <= l.until }) ||
+		slices.ContainsFunc(c.restarts, func(s outage) bool { return c.hits(s, g.logKey) && l.since <= s.ret && s.call <= l.until }) ||
 		g.resetBetween(l.since, l.until)
 }
 
