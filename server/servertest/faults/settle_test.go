@@ -28,7 +28,9 @@ func (x *trial) heal() {
 	for _, s := range x.nodes() {
 		x.Links.Resume(s.Name())
 	}
-	x.database.Fail(nil)
+	for _, d := range append(x.others, x.database) {
+		d.Fail(nil)
+	}
 	for _, s := range x.nodes() {
 		if x.down[s] {
 			x.up(s)
@@ -86,7 +88,7 @@ func (x *trial) judge() *check.Report {
 	x.t.Helper()
 	x.stopSending()
 	x.senders.Wait()
-	admin := x.client("admin")
+	admin := x.client("admin", "admin")
 	x.await("all groups are drained", recoverMost, func() bool {
 		for _, topic := range x.topics {
 			for _, g := range x.groups {
@@ -131,8 +133,14 @@ func (x *trial) judge() *check.Report {
 	for _, g := range x.Groups {
 		x.compare(g, committed[g])
 	}
+	return x.report()
+}
+
+// report judges what was seen, and more.
+func (x *trial) report(more ...check.Event) *check.Report {
+	x.t.Helper()
 	k := check.NewChecker()
-	for _, e := range x.mu.events {
+	for _, e := range append(x.mu.events[:len(x.mu.events):len(x.mu.events)], more...) {
 		if err := k.Add(e); err != nil {
 			x.t.Fatalf("event %+v: %v", e, err)
 		}
@@ -143,31 +151,35 @@ func (x *trial) judge() *check.Report {
 // compare looks at the disks of a broker group: what they have in common must be the same.
 func (x *trial) compare(g *servertest.ReplicaGroup, committed journal.Position) {
 	x.t.Helper()
-	copies := map[string][]sum{}
-	least := -1
+	copies := map[string]*journalCopy{}
+	var from, to journal.Position // of all
 	for _, b := range g.Brokers {
-		sums, err := x.journalOf(b, committed)
+		c, err := x.journalOf(b, committed)
 		if err != nil {
 			x.t.Errorf("the journal of %s: %v", b.Name(), err)
 			continue
 		}
-		copies[b.Name()] = sums
-		if least < 0 || len(sums) < least {
-			least = len(sums)
+		from = max(from, c.begin)
+		if to = min(to, c.end); len(copies) == 0 {
+			to = c.end
 		}
+		copies[b.Name()] = c
 		if err := x.autopsy(g, b); err != nil {
 			x.t.Errorf("the store of %s: %v", b.Name(), err)
 		}
 	}
-	for name, sums := range copies {
-		for i := 0; i < least; i += sumRecords {
+	x.trimmed = max(x.trimmed, from)
+	for name, c := range copies {
+		for at := from; at < to; {
+			next := min(to, (at/sumBytes+1)*sumBytes)
 			all := crc32.NewIEEE()
-			for _, s := range sums[i:min(i+sumRecords, least)] {
-				fmt.Fprintln(all, s)
+			for _, s := range c.sums {
+				if at <= s.position && s.position < next {
+					fmt.Fprintln(all, s)
+				}
 			}
-			x.event(check.Event{
-				Op: check.OpCopy, Proc: name, BrokerGroup: g.Name, Index: uint64(i), To: uint64(min(i+sumRecords, least)), Hash: fmt.Sprintf("%08x", all.Sum32()), Call: now(),
-			})
+			x.event(check.Event{Op: check.OpCopy, Proc: name, BrokerGroup: g.Name, Index: uint64(at), To: uint64(next), Hash: fmt.Sprintf("%08x", all.Sum32()), Call: now()})
+			at = next
 		}
 	}
 }
@@ -224,16 +236,25 @@ func (x *trial) masters(ctx context.Context) {
 				}
 			}
 		}
-		every := 20 * time.Millisecond
-		if x.network != nil {
-			every = 250 * time.Millisecond
+		switch {
+		case x.network == nil:
+			pause(ctx, 20*time.Millisecond)
+		case x.quiet.Load():
+			x.rest(ctx, time.Minute)
+		default:
+			pause(ctx, 250*time.Millisecond)
 		}
-		pause(ctx, every)
 	}
 }
 
-// sumRecords of a journal are compared at once.
-const sumRecords = 100
+// sumBytes of a journal are compared at once.
+const sumBytes = 64 << 10
+
+// journalCopy is what a broker has of its broker group's journal.
+type journalCopy struct {
+	begin, end journal.Position
+	sums       []sum
+}
 
 // sum is a record without what is each copy's own.
 type sum struct {
@@ -251,15 +272,16 @@ func (x *trial) storeOptions(b *servertest.Server) local.Options {
 
 // journalOf returns the records of a stopped broker, up to what it knows to be committed: at least what it said so. A master that stops proves its last
 // records with one more, which its slaves may be too late for.
-func (x *trial) journalOf(b *servertest.Server, committed journal.Position) (sums []sum, err error) {
+func (x *trial) journalOf(b *servertest.Server, committed journal.Position) (c *journalCopy, err error) {
 	j, err := local.OpenFollowing(x.storeOptions(b))
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, j.Close()) }()
-	if j.Begin() != 0 || j.Committed() < committed {
+	if x.network == nil && j.Begin() != 0 || j.Committed() < committed {
 		return nil, fmt.Errorf("it has [%d,%d), of which %d is committed; it had said %d", j.Begin(), j.End(), j.Committed(), committed)
 	}
+	c = &journalCopy{begin: j.Begin(), end: j.Committed()}
 	r := j.NewReader(j.Begin())
 	defer r.Close()
 	for r.Position() < j.Committed() {
@@ -268,11 +290,11 @@ func (x *trial) journalOf(b *servertest.Server, committed journal.Position) (sum
 			break
 		}
 		if err != nil {
-			return sums, err
+			return nil, err
 		}
-		sums = append(sums, sum{rec.Kind, rec.Flags, rec.Epoch, rec.Position, rec.Stored, crc32.ChecksumIEEE(rec.Payload)})
+		c.sums = append(c.sums, sum{rec.Kind, rec.Flags, rec.Epoch, rec.Position, rec.Stored, crc32.ChecksumIEEE(rec.Payload)})
 	}
-	return sums, nil
+	return c, nil
 }
 
 // autopsy opens a stopped broker's store with the engine alone, and notes what is there: all messages, and where the group stands.

@@ -2,6 +2,7 @@ package faults
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -16,19 +17,22 @@ import (
 	"github.com/jmqio/jmq/wire"
 )
 
-// The simulation: three broker groups of a master and two slaves, two registry nodes over one database, producers and consumers, all of them the
-// real ones, in simulated time and over a network in memory. The seed says what is chosen; which of several goroutines that could run runs first it
+// The simulation: two or three broker groups of a master and one or two slaves, two registry nodes over one database, producers and consumers, all of
+// them the real ones, in simulated time and over a network in memory. A day is mostly quiet: messages come now and then, what is old goes, nodes look at
+// each other rarely (server.Config.Every), and all sends must be ok. In between mishaps come one after the other. The seed says what is chosen; which of several goroutines that could run runs first it
 // does not say, nor what the product itself draws by lot. So a run with the same seed has the same kinds of mishaps on the same broker groups, as long as
 // the same node is master, and nearly the same course, but what needs one order of goroutines may not come again.
 
 const (
 	clients = "clients"
 
-	schedule = time.Hour // of simulated time: one cluster, one seed, one history
-	perDay   = int(24 * time.Hour / schedule)
+	schedule = 24 * time.Hour // of simulated time: one cluster, one seed, one history
 
-	simulatedShort = 4 * time.Minute // of a plain run
-	simulatedRace  = time.Minute
+	simulatedShort = 40 * time.Minute // of a plain run
+	simulatedRace  = 10 * time.Minute
+
+	quietMost = schedule / 4    // between the mishaps of a day, or so much less as a schedule is shorter
+	wakes     = 5 * time.Second // until all look as often as ever
 )
 
 // mishap is what happens to a node, a broker group, or all of them.
@@ -37,6 +41,8 @@ type mishap struct {
 	away string // as that of a fault
 	// wide: it may touch more than one broker group.
 	wide bool
+	// clock: nothing goes by its age for a day after it.
+	clock bool
 	// do says what happened; "": it could not be.
 	do func(s *simulation) string
 }
@@ -54,7 +60,17 @@ var mishaps = []mishap{
 	{name: "pause registry", away: bothWays, wide: true, do: func(s *simulation) string { return s.each(s.pause, s.Registries[s.rng.IntN(2):]...) }},
 	{name: "stop registry", wide: true, do: func(s *simulation) string { return s.each(s.stopNode, s.Registries[s.rng.IntN(2):]...) }},
 	{name: "database", wide: true, do: func(s *simulation) string {
-		s.database.Fail(errors.New("the database is away"))
+		why := errors.New("the database is away")
+		switch s.rng.IntN(3) {
+		case 0:
+			s.database.Fail(why)
+			return "database away from the first registry node"
+		case 1:
+			s.others[0].Fail(why)
+			return "database away from the second registry node"
+		}
+		s.database.Fail(why)
+		s.others[0].Fail(why)
 		return "database away"
 	}},
 	{name: "part", away: bothWays, do: func(s *simulation) string {
@@ -115,13 +131,27 @@ var mishaps = []mishap{
 		s.broken = append(s.broken, b)
 		return "syncs of " + b.Name() + " fail"
 	}},
-	{name: "clock", wide: true, do: func(s *simulation) string {
+	{name: "clocks", wide: true, clock: true, do: func(s *simulation) string {
+		d := s.upTo(40*24*time.Hour) - 4*24*time.Hour
+		nodes := s.nodes()
+		if s.rng.IntN(2) == 0 {
+			nodes = s.g.Brokers
+		}
+		for _, n := range nodes {
+			s.clocks[n.Name()].Store(int64(d))
+		}
+		return fmt.Sprintf("clocks of %d nodes %v", len(nodes), d.Round(time.Second))
+	}},
+	{name: "clock", wide: true, clock: true, do: func(s *simulation) string {
 		n := s.nodes()[s.rng.IntN(len(s.nodes()))].Name()
 		d := s.upTo(2*time.Hour) - time.Hour
 		s.clocks[n].Store(int64(d))
 		return "clock of " + n + " " + d.String()
 	}},
 	{name: "transfer", do: func(s *simulation) string {
+		if s.down[s.Registries[0]] {
+			return ""
+		}
 		if _, err := s.g.Do(&wire.BrokerGroupRequest{Action: "transfer"}); err != nil {
 			return ""
 		}
@@ -143,6 +173,8 @@ type simulation struct {
 	*trial
 	g        *servertest.ReplicaGroup // that the mishap is about
 	broken   []*servertest.Server     // their disks failed
+	clocksGo bool                     // wrong, now and then
+	did      []string
 	happened int
 	slowest  time.Duration // until all was well again
 }
@@ -220,15 +252,18 @@ func (s *simulation) step() {
 	s.t.Helper()
 	var did []string
 	away, wide := "", false
-	e := check.Event{Op: check.OpRestart, Proc: "cluster", Call: now()}
+	call := now()
 	s.g = s.Groups[s.rng.IntN(len(s.Groups))]
 	n := 1
 	if s.rng.IntN(3) == 0 {
 		n = 2 + s.rng.IntN(2)
 	}
 	var chosen []mishap
-	for range n {
+	for len(chosen) < n {
 		m := mishaps[s.rng.IntN(len(mishaps))]
+		if m.clock && !s.clocksGo {
+			continue
+		}
 		chosen = append(chosen, m)
 		wide = wide || m.wide
 		if away = m.away; n > 1 { // one may make of another what it is not alone
@@ -246,18 +281,57 @@ func (s *simulation) step() {
 		}
 	}
 	s.hold(s.upTo(time.Duration(1<<s.rng.IntN(15)) * time.Millisecond))
+	ill := []*servertest.ReplicaGroup{s.g}
+	if wide {
+		ill = s.Groups
+	}
 	begun := time.Now()
 	s.heal()
-	s.settle()
+	well := s.settle()
 	s.slowest = max(s.slowest, time.Since(begun))
 	s.strict.Store(false)
 	s.busy.Store(false)
-	e.Reason, e.Return = strings.Join(did, "; "), now()
-	s.event(e)
-	if away != "" {
-		s.event(check.Event{Op: check.OpAway, Proc: "slaves", Reason: away, Call: e.Call, Return: e.Return})
+	for _, g := range ill {
+		e := check.Event{Op: check.OpRestart, Proc: "cluster", BrokerGroup: g.Name, Reason: strings.Join(did, "; "), Call: call, Return: well[g]}
+		s.event(e)
+		if away != "" {
+			e.Op, e.Proc, e.Reason = check.OpAway, "slaves", away
+			s.event(e)
+		}
 	}
 	s.happened += len(did)
+	s.did = append(s.did, did...)
+}
+
+// settle waits until the cluster is well again, and returns when each broker group was: a master serves, and all slaves are in sync.
+func (s *simulation) settle() map[*servertest.ReplicaGroup]int64 {
+	s.t.Helper()
+	begun := time.Now()
+	well := map[*servertest.ReplicaGroup]int64{}
+	for _, g := range s.Groups {
+		g.Master()
+	}
+	s.goesOn("sends after the mishap", 3, s.topics...)
+	for _, g := range s.Groups {
+		g.Master()
+		g.InSync(s.slaves)
+		well[g] = now()
+	}
+	s.goesOn("sends with all slaves in sync", 3, s.topics...)
+	if took := time.Since(begun); took > recoverMost {
+		s.t.Errorf("healed after %v", took.Round(time.Millisecond))
+	}
+	return well
+}
+
+// quietly lets so much time go by in which nothing happens. All sends must be ok meanwhile.
+func (s *simulation) quietly(d time.Duration) {
+	s.sure.Store(true)
+	s.calm(true)
+	s.hold(d)
+	s.calm(false)
+	s.hold(wakes)
+	s.sure.Store(false)
 }
 
 // heal ends every mishap.
@@ -274,37 +348,106 @@ func (s *simulation) heal() {
 	s.trial.heal()
 }
 
+// wrong returns a delivery that would be wrong, though a mishap is under way: what was acked at a broker group that is well comes again, of a slave.
+// false: there was no such moment.
+func (s *simulation) wrong() (check.Event, bool) {
+	var aways, resets []check.Event
+	of := map[[2]uint64]check.Event{}
+	for _, e := range s.mu.events {
+		switch e.Op {
+		case check.OpAway:
+			aways = append(aways, e)
+		case check.OpReset:
+			resets = append(resets, e)
+		case check.OpRecv:
+			of[[2]uint64{e.Lease, e.Index}] = e
+		}
+	}
+	for _, i := range s.rng.Perm(len(s.mu.events)) {
+		a := s.mu.events[i]
+		e, given := of[[2]uint64{a.Lease, a.Index}]
+		at := a.Return + 1
+		if a.Op != check.OpAck || a.Result != check.OK || !given || a.Group == moved && len(resets) > 0 {
+			continue
+		}
+		ill, other := false, false
+		for _, w := range aways {
+			if w.Call <= at && at <= w.Return {
+				ill = ill || w.BrokerGroup == s.Groups[a.Partition/partitions].Name
+				other = true
+			}
+		}
+		if other && !ill {
+			e.Lease, e.Call, e.Granted, e.Deadline = 1<<63|e.Lease, at, at, at+1
+			return e, true
+		}
+	}
+	return check.Event{}, false
+}
+
 // simulate lets d go by in simulated time.
 func simulate(t *testing.T, seed uint64, d time.Duration) {
 	begun := time.Now()
 	t.Logf("-seed=%d", seed)
+	f := check.Figures{Other: 1} // if it does not come to its end
+	defer func() {
+		f.Seed = seed
+		if err := f.Print(os.Stdout); err != nil {
+			t.Error(err)
+		}
+	}()
 	synctest.Test(t, func(t *testing.T) {
 		from := time.Now()
-		x := newTrial(t, shape{auto: seed%2 == 0, slaves: 2, network: servertest.NewNetwork(seed)}, seed)
-		s := &simulation{trial: x}
+		rng := rand.New(rand.NewPCG(seed, 24))
+		x := newTrial(t, shape{auto: rng.IntN(2) == 0, slaves: 1 + rng.IntN(2), brokerGroups: 2 + rng.IntN(2), network: servertest.NewNetwork(seed)}, seed)
+		s := &simulation{trial: x, clocksGo: rng.IntN(2) == 0}
 		defer func() {
 			if t.Failed() {
 				t.Logf("-seed=%d: the history is in %s\n%s", seed, x.keep(), strings.Join(x.mu.problems, "\n"))
 			}
 		}()
 		x.goesOn("all is well", 3, x.topics...)
+		x.well()
+		operators := []*operator{x.operator("operator-0", 0), x.operator("operator-1", 1)}
+		operators[0].write() // else the register has no first value
+		for _, o := range operators {
+			x.senders.Go(func() { o.run(x.sending) })
+		}
 		for time.Since(from) < d && !t.Failed() {
-			s.hold(s.upTo(time.Minute))
-			s.step()
+			s.quietly(s.upTo(min(quietMost, d/4)))
+			for range 1 + s.rng.IntN(4) {
+				s.hold(s.upTo(time.Duration(1<<s.rng.IntN(16)) * time.Millisecond))
+				s.step()
+			}
 		}
 		r := x.judge()
+		f = r.Figures()
+		f.Other += len(x.mu.problems)
+		f.Faults, f.Recovery, f.Count = strings.Join(s.did, "; "), s.slowest, int(time.Since(from).Hours())
 		if err := r.Err(); err != nil || len(x.mu.problems) > 0 {
 			t.Errorf("%v\n%s", r, strings.Join(x.mu.problems, "\n"))
+		}
+		if e, ok := s.wrong(); ok && !t.Failed() {
+			if r := x.report(e); !slices.Contains(r.Violated(), "C6") {
+				t.Errorf("%+v would not be found:\n%v", e, r)
+			}
 		}
 		if none := r.Unchecked("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10"); len(none) > 0 || r.Copies == 0 {
 			t.Errorf("%v had nothing to check; %d ranges of copies", none, r.Copies)
 		}
-		t.Logf("seed %d, auto %v: %v, %d mishaps, well again after %v at most, %s", seed, x.auto, time.Since(from).Round(time.Second), s.happened, s.slowest.Round(time.Millisecond), r.Summary())
+		if d == schedule && !s.clocksGo && x.trimmed == 0 {
+			t.Error("nothing was trimmed")
+		}
+		if t.Failed() && f.Violations() == 0 {
+			f.Other = 1
+		}
+		t.Logf("seed %d, auto %v, %d broker groups, %d slaves: %v, %d mishaps, well again after %v at most, trimmed below %d\n%v", seed, x.auto, len(x.Groups), x.slaves, time.Since(from).Round(time.Second), s.happened,
+			s.slowest.Round(time.Millisecond), x.trimmed, r)
 	})
 	t.Logf("took %v", time.Since(begun).Round(time.Millisecond))
 }
 
-// TestSimulation lets minutes go by, or with JMQ_TEST_DAYS so many days, each of schedules of an hour with a seed of its own, beginning with -seed. After
+// TestSimulation lets minutes go by, or with JMQ_TEST_DAYS so many days, each a schedule with a seed of its own, beginning with -seed. After
 // each step all is healed, and must go on within 30 s; while only one broker group is ill, what may go to others must be ok. It ends at the first
 // schedule that shows something.
 func TestSimulation(t *testing.T) {
@@ -313,7 +456,7 @@ func TestSimulation(t *testing.T) {
 		d = simulatedRace
 	}
 	if days, err := strconv.ParseFloat(os.Getenv("JMQ_TEST_DAYS"), 64); err == nil {
-		n, d = int(days*float64(perDay)+0.5), schedule
+		n, d = max(1, int(days)), min(schedule, time.Duration(days*float64(schedule)))
 	}
 	seed := *seedFlag
 	if seed == 0 {

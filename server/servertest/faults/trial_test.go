@@ -20,6 +20,7 @@ import (
 
 	"github.com/jmqio/jmq/client"
 	"github.com/jmqio/jmq/server"
+	"github.com/jmqio/jmq/server/journal"
 	"github.com/jmqio/jmq/server/meta"
 	"github.com/jmqio/jmq/server/servertest"
 	"github.com/jmqio/jmq/server/servertest/check"
@@ -38,6 +39,11 @@ const (
 	answerSlack = ackTimeout / 3 // a lease is noted as no longer than it is
 	recoverMost = 30 * time.Second
 	headerSeq   = "seq"
+
+	// In simulated time:
+	quietPause = 10 * time.Minute // of a producer or consumer at most, while it is quiet
+	keptFor    = 3 * time.Hour
+	keptBytes  = 128 << 10 // of one of the topics
 )
 
 var topics = []string{normal, replicated}
@@ -49,12 +55,16 @@ type trial struct {
 	t        testing.TB
 	g        *servertest.ReplicaGroup // the first
 	topics   []string
-	groups   []string // of consumers
-	database *meta.Memory
+	groups   []string       // of consumers
+	database *meta.Memory   // of the first registry node
+	others   []*meta.Memory // the same one, as the others reach it
 	rng      *rand.Rand
 	clocks   map[string]*atomic.Int64 // of nodes: how far they are wrong
 	strict   atomic.Bool              // only one broker group is ill: what may go to others must be ok
+	sure     atomic.Bool              // nothing is ill at all: every send must be ok
 	busy     atomic.Bool              // the load is as much as the clients can do; else they make pauses
+	quiet    atomic.Bool              // nothing will happen for long: clients come now and then, nodes look rarely
+	clients  map[string]*client.Client
 
 	sending, consuming context.Context
 	stopSending, stop  context.CancelFunc
@@ -66,8 +76,10 @@ type trial struct {
 		sync.Mutex
 		events   []check.Event
 		problems []string
+		stirred  chan struct{} // closed when it is quiet no more
 	}
-	down map[*servertest.Server]bool // nodes that are stopped; of the goroutine that carries out the schedule
+	trimmed journal.Position            // where the journals begin that all copies of a broker group have in common, the highest
+	down    map[*servertest.Server]bool // nodes that are stopped; of the goroutine that carries out the schedule
 }
 
 // shape of a trial's cluster.
@@ -78,7 +90,8 @@ type shape struct {
 	// registry is kept on the real disk and is one file then: not while the registry is away.
 	oneFolder bool
 	// network: in memory, for a trial in simulated time. There are several broker groups then, two registry nodes, and more of everything.
-	network *servertest.Network
+	network      *servertest.Network
+	brokerGroups int // there
 }
 
 func newTrial(t testing.TB, s shape, seed uint64) *trial {
@@ -87,14 +100,15 @@ func newTrial(t testing.TB, s shape, seed uint64) *trial {
 	x.oks, x.got, x.clocks = map[string]*atomic.Int64{}, map[string]*atomic.Int64{}, map[string]*atomic.Int64{}
 	x.topics, x.groups = topics, []string{group}
 	registries, brokerGroups := 1, 1
+	x.clients, x.mu.stirred = map[string]*client.Client{}, make(chan struct{})
 	x.busy.Store(true)
 	if s.network != nil {
-		registries, brokerGroups = 2, 3
+		registries, brokerGroups = 2, s.brokerGroups
 		x.topics, x.groups = append(x.topics[:2:2], moving), append(x.groups, group+".audit")
 		x.busy.Store(false)
 	}
 	x.Cluster = servertest.StartCluster(t, servertest.ClusterOptions{
-		Registries: registries, BrokerGroups: brokerGroups, Slaves: s.slaves, Auto: s.auto, Memory: true, Store: func(int) meta.Store { return x.database }, Network: s.network,
+		Registries: registries, BrokerGroups: brokerGroups, Slaves: s.slaves, Auto: s.auto, Memory: true, Store: x.store, Network: s.network,
 		Each: func(c *server.Config) {
 			wrong := &atomic.Int64{}
 			x.clocks[c.Node.Name] = wrong
@@ -105,6 +119,11 @@ func newTrial(t testing.TB, s shape, seed uint64) *trial {
 				c.Broker.Data = folder
 			}
 			c.Node.StopTimeout = 500 * time.Millisecond
+			if s.network != nil { // what goes by in days, and little of it
+				c.Every = x.every
+				c.Broker.Journal.SegmentBytesMax, c.Broker.Store.CheckpointBytes = 64<<10, 256<<10
+				c.Broker.Retention.Age, c.Broker.Retention.Every = keptFor, time.Minute
+			}
 		},
 	})
 	x.g = x.Groups[0]
@@ -118,7 +137,7 @@ func newTrial(t testing.TB, s shape, seed uint64) *trial {
 		case replicated:
 			spec.Partitions, spec.Durability = 1, meta.DurabilityReplicated
 		case moving:
-			spec.OrderKeyAway = meta.OrderKeyMove
+			spec.OrderKeyAway, spec.RetentionBytes = meta.OrderKeyMove, keptBytes
 		}
 		x.Apply(servertest.Object{Key: servertest.Key(meta.KindTopic, topic), Spec: spec})
 	}
@@ -147,6 +166,47 @@ func newTrial(t testing.TB, s shape, seed uint64) *trial {
 	}
 	x.working.Go(func() { x.masters(x.consuming) })
 	return x
+}
+
+// store of a registry node.
+func (x *trial) store(registry int) meta.Store {
+	if registry == 0 {
+		return x.database
+	}
+	x.others = append(x.others, x.database.Another())
+	return x.others[len(x.others)-1]
+}
+
+// every is what nodes wait between two looks that are d apart: while it is quiet much longer, but not so long that anybody is taken as away.
+func (x *trial) every(d time.Duration) time.Duration {
+	if x.quiet.Load() {
+		return max(d, min(10*d, 2*time.Second))
+	}
+	return d
+}
+
+// calm says that nothing will happen for long, or ends that.
+func (x *trial) calm(is bool) {
+	if x.quiet.Swap(is) && !is {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		close(x.mu.stirred)
+		x.mu.stirred = make(chan struct{})
+	}
+}
+
+// rest waits for d, or until it is quiet no more, or ctx ends.
+func (x *trial) rest(ctx context.Context, d time.Duration) {
+	x.mu.Lock()
+	stirred := x.mu.stirred
+	x.mu.Unlock()
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-stirred:
+	case <-ctx.Done():
+	}
 }
 
 // end stops all load.
@@ -181,7 +241,18 @@ func (x *trial) partition(brokerGroup string, p uint16) uint16 {
 	return p + partitions*uint16(max(i, 0))
 }
 
-func (x *trial) client(name string) *client.Client {
+// client returns one of its own, or in simulated time, where they are what costs most, the one of that role.
+func (x *trial) client(name, role string) *client.Client {
+	if x.network == nil {
+		return x.dial(name)
+	}
+	if x.clients[role] == nil {
+		x.clients[role] = x.dial(role)
+	}
+	return x.clients[role]
+}
+
+func (x *trial) dial(name string) *client.Client {
 	return x.Dial(strings.Join(servertest.Addresses(x.nodes()), ","), client.WithApp(name), x.Links.Client("clients"))
 }
 
@@ -243,7 +314,7 @@ type producer struct {
 }
 
 func (x *trial) producer(topic, proc string, keys int) *producer {
-	p, err := x.client(proc).Producer(topic, client.Timeout(2*time.Second))
+	p, err := x.client(proc, "producers").Producer(topic, client.Timeout(2*time.Second))
 	if err != nil {
 		x.t.Fatal(err)
 	}
@@ -271,6 +342,7 @@ func (p *producer) run(ctx context.Context) {
 		m := p.message()
 		for {
 			e := check.Event{Op: check.OpSend, Proc: p.proc, Topic: p.topic, Key: ordered(p.topic, m.OrderKey), Seq: seqOf(m.Headers), Hash: hash(m.Body), Call: now(), Result: check.OK}
+			sure := p.x.sure.Load()
 			r, err := p.p.Send(context.Background(), m)
 			e.ID, e.Unknown, e.Return = r.MessageID, r.Unknown, now()
 			switch {
@@ -285,6 +357,9 @@ func (p *producer) run(ctx context.Context) {
 					p.x.problem("%s: send: %v", p.proc, err)
 				}
 			}
+			if sure && e.Result != check.OK && p.x.sure.Load() {
+				p.x.problem("%s: send while nothing is ill: %v", p.proc, err)
+			}
 			if e.ID != "" { // else it was not begun
 				p.x.event(e)
 			}
@@ -296,6 +371,9 @@ func (p *producer) run(ctx context.Context) {
 		most := 20 * time.Millisecond
 		switch {
 		case p.x.network == nil:
+		case p.x.quiet.Load():
+			p.x.rest(ctx, time.Duration(p.rng.Int64N(int64(quietPause))))
+			continue
 		case p.x.busy.Load():
 			most = 100 * time.Millisecond
 		default:
@@ -321,15 +399,16 @@ type consumer struct {
 	k    *client.Consumer
 	got  *atomic.Int64
 	wait time.Duration
+	rng  *rand.Rand
 	proc string
 }
 
 func (x *trial) consumer(topic, group, proc string) *consumer {
-	c := &consumer{x: x, got: x.got[topic+" "+group], wait: 200 * time.Millisecond, proc: proc}
+	c := &consumer{x: x, got: x.got[topic+" "+group], wait: 200 * time.Millisecond, rng: rand.New(rand.NewPCG(x.rng.Uint64(), 23)), proc: proc}
 	if x.network != nil {
 		c.wait = 5 * time.Second
 	}
-	k, err := x.client(proc).Consumer(topic, client.Group(group), client.Start(client.FromBeginning), client.PollWait(c.wait), client.OnGap(func(g client.Gap) {
+	k, err := x.client(proc, "consumers").Consumer(topic, client.Group(group), client.Start(client.FromBeginning), client.PollWait(c.wait), client.OnGap(func(g client.Gap) {
 		x.event(check.Event{Op: check.OpGap, Proc: proc, Topic: g.Topic, Group: g.Group, Partition: x.partition(g.BrokerGroup, g.Partition), Index: g.From, To: g.To, Reason: g.Reason.String(), Call: now()})
 	}))
 	if err != nil {
@@ -341,7 +420,12 @@ func (x *trial) consumer(topic, group, proc string) *consumer {
 
 func (c *consumer) run(ctx context.Context) {
 	for ctx.Err() == nil {
-		ds, err := c.k.Fetch(ctx, 50, client.Wait(c.wait))
+		wait := c.wait
+		if c.x.quiet.Load() {
+			c.x.rest(ctx, time.Duration(c.rng.Int64N(int64(quietPause))))
+			wait = 200 * time.Millisecond
+		}
+		ds, err := c.k.Fetch(ctx, 50, client.Wait(wait))
 		if err != nil {
 			if ctx.Err() == nil {
 				if !excused(err) {
