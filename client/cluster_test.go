@@ -527,6 +527,23 @@ func TestBrokerGroupDies(t *testing.T) {
 	})
 }
 
+// What may be carried out once only goes to a registry node, where one is known, and not by a broker that is silent.
+func TestCallOnce(t *testing.T) {
+	inBubble(t, 1, 1, func(t *testing.T, c *fakeCluster) {
+		cl := c.connect("bg1:1", WithConns(1))
+		c.servers["bg1:1"].freeze()
+		begun := time.Now()
+		var r wire.ListNodesResponse
+		if err := cl.Cluster().CallOnce(context.Background(), "list", wire.CommandListNodes, &wire.ListNodesRequest{}, &r); err != nil || len(r.Nodes) != 1 {
+			t.Errorf("%v, %v", err, &r)
+		}
+		if took := time.Since(begun); took > 2*registryPatience { // of those that it names one is down
+			t.Errorf("it took %v", took)
+		}
+		c.servers["bg1:1"].thaw()
+	})
+}
+
 // Registry nodes are killed one by one and all: what is known stays, and no change is missed.
 func TestRegistryNodesDie(t *testing.T) {
 	inBubble(t, 3, 1, func(t *testing.T, c *fakeCluster) {

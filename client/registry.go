@@ -2,12 +2,16 @@ package client
 
 import (
 	"context"
+	"time"
 
 	"github.com/jmqio/jmq/wire"
 	"google.golang.org/protobuf/proto"
 )
 
 var _ wire.Registry = (*Cluster)(nil)
+
+// registryPatience is how long a registry node is waited for before the next one is asked.
+const registryPatience = time.Second
 
 // WatchRoutes implements wire.Registry: it asks one node that holds metadata.
 func (c *Cluster) WatchRoutes(ctx context.Context, r *wire.WatchRoutesRequest, done func(*wire.WatchRoutesResponse, error)) {
@@ -106,7 +110,25 @@ func (c *Cluster) Call(ctx context.Context, op string, command wire.Command, req
 	return c.call(ctx, op, "", repeatAlways, command, request, response)
 }
 
-// CallOnce is Call for what may be carried out once only: it is not repeated when it may have been; ErrUnknown then.
+// CallOnce is Call for what may be carried out once only: it is not repeated when it may have been; ErrUnknown then. It begins at a registry node
+// where one is known: a broker can only name those, and of one that hangs it would not be known what it has done.
 func (c *Cluster) CallOnce(ctx context.Context, op string, command wire.Command, request, response proto.Message) error {
+	for _, addr := range c.registryAddrs() {
+		p := c.node(addr)
+		if p.any() == nil {
+			wait, cancel := context.WithTimeout(ctx, registryPatience)
+			_, err := p.awaitLink(wait, p.any)
+			cancel()
+			if err != nil {
+				continue
+			}
+		}
+		try, cancel := context.WithTimeout(ctx, callTimeout)
+		err := p.call(try, op, "", repeatUnsent, command, request, response)
+		cancel()
+		if code := codeOf(err); code != wire.CodeDisconnected && code != wire.CodeRoleElsewhere { // it may have given up the role since
+			return err
+		}
+	}
 	return c.call(ctx, op, "", repeatUnsent, command, request, response)
 }

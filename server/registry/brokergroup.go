@@ -353,6 +353,10 @@ func (n *Node) promote(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRe
 		response.Lost = lost(term.Losses(heard.reports[next.Master.Broker], heard.list(), r.Off, next.Committed), heard.reports[next.Master.Broker], g)
 		return n.grant(ctx, by, r, response, row, next, expect)
 	}
+	if row.Transfer != "" && heard.reports[row.Master.Broker].Master {
+		return wire.Errorf(wire.CodeConflict, "broker %s, the master of broker group %s, is just handing over to broker %s, which loses nothing and takes %v at most: see jmq broker-group status, and promote when that did not come about, or with --off %[1]s when the master is off",
+			row.Master.Broker, r.BrokerGroup, row.Transfer, transferMax)
+	}
 	target := r.Broker
 	if target == "" {
 		var best term.Report
@@ -405,8 +409,17 @@ func (n *Node) promote(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRe
 		n.unfence(ctx, by, r.BrokerGroup, fenced)
 		return nil
 	}
+	err := n.force(ctx, by, r, response, to.Member, reports, s, row, expect)
+	if err != nil {
+		n.unfence(ctx, by, r.BrokerGroup, fenced)
+	}
+	return err
+}
+
+// force writes the row of a promotion that all have promised.
+func (n *Node) force(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRequest, response *wire.BrokerGroupResponse, to term.Member, reports []term.Report, s *meta.Snapshot, row term.Row, expect meta.Expect) error {
 	for try := 1; ; try++ {
-		next, err := row.Force(to.Member, reports, uint64(s.Generation))
+		next, err := row.Force(to, reports, uint64(s.Generation))
 		if err != nil {
 			return wire.Errorf(wire.CodeInUse, "broker group %s: %s", r.BrokerGroup, err)
 		}
@@ -414,11 +427,11 @@ func (n *Node) promote(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRe
 		if wire.CodeOf(err) != wire.CodeConflict || try == conflictTries || n.newer(ctx, s) == nil {
 			return err
 		}
-		// Its master asked for another set meanwhile, which counts no more; or somebody else promoted.
+		// Its master asked for another set meanwhile, or somebody for a transfer, which count no more; or another master was named.
 		s = n.store.View()
 		was := row
 		if row, expect = n.row(s, r.BrokerGroup); row.Term != was.Term {
-			return wire.Errorf(wire.CodeConflict, "broker %s was named master of term %d meanwhile", row.Master.Broker, row.Term)
+			return wire.Errorf(wire.CodeConflict, "nothing was promoted: broker %s was named master of term %d meanwhile, by a transfer or another promotion", row.Master.Broker, row.Term)
 		}
 	}
 }
@@ -575,7 +588,7 @@ func (n *Node) transfer(ctx context.Context, by meta.Actor, r *wire.BrokerGroupR
 			n.inForceSoon(ctx, s, r.BrokerGroup)
 			return nil
 		case now.Term > row.Term:
-			return wire.Errorf(wire.CodeConflict, "broker %s became master of term %d meanwhile", now.Master.Broker, now.Term)
+			return wire.Errorf(wire.CodeConflict, "nothing was handed over: broker %s was named master of term %d meanwhile, by a promotion", now.Master.Broker, now.Term)
 		case now.Transfer == "":
 			return wire.Errorf(wire.CodeConflict, "broker %s did not hand over to broker %s, and goes on: see its log", master, target)
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -500,6 +501,67 @@ func TestUnfenced(t *testing.T) {
 			}
 			if _, err := apply(c.nodes[0], t.Context(), &wire.ApplyObjectsRequest{Writes: []*wire.ObjectWrite{{Object: object(meta.Key{Kind: meta.KindBroker, Name: "b"}, ""), Any: true}}}); wire.CodeOf(err) != wire.CodeInUse {
 				t.Errorf("a broker that lives is removed: %v", err)
+			}
+		})
+	}
+}
+
+// TestPromoteOrTransfer shows that of a promotion and a transfer at once one is refused, and says why: a promotion while a living master hands over; a
+// transfer that comes between the looks of a promotion, which all have promised by then; and a promotion whose broker group was handed over in between.
+func TestPromoteOrTransfer(t *testing.T) {
+	for _, when := range []string{"before", "between", "done between"} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster(t, 2)
+			defer c.close()
+			a, b, d := trio(t, c, meta.BrokerGroupFixed)
+			defer a.Close()
+			defer b.Close()
+			defer d.Close()
+			a.say(func(s *wire.ReplicaStatus) {
+				s.Slaves = []*wire.SlaveStatus{{Broker: "b", InSync: true}, {Broker: "d", InSync: true}}
+			})
+			rest(2 * time.Second)
+			transferred := make(chan error, 1)
+			transfer := func() {
+				go func() {
+					_, err := c.nodes[1].BrokerGroup(t.Context(), &wire.BrokerGroupRequest{BrokerGroup: "g", Action: "transfer", Broker: "b"})
+					transferred <- err
+				}()
+				time.Sleep(300 * time.Millisecond)
+			}
+			meet := c.meet
+			var begun atomic.Bool
+			c.meet = func(address string, r *wire.MeetRequest) (*wire.MeetResponse, error) {
+				if r.Term != 0 && when != "before" && address == "a:50088" && !begun.Swap(true) {
+					transfer()
+					row := c.row(t)
+					if when == "done between" {
+						if _, changed, err := askRow(c.nodes[1], term.Ask{Master: a.member("a"), Term: 1, Change: row.Change, Set: []term.Member{b.member("b"), d.member("d")}, To: "b"}); err != nil || !changed {
+							t.Errorf("%v %v", changed, err)
+						}
+					}
+				}
+				return meet(address, r)
+			}
+			if when == "before" {
+				transfer()
+			}
+			r, err := c.nodes[0].BrokerGroup(t.Context(), &wire.BrokerGroupRequest{BrokerGroup: "g", Action: "promote", Broker: "d", Force: true})
+			other := <-transferred
+			row := c.row(t)
+			switch when {
+			case "before":
+				if wire.CodeOf(err) != wire.CodeConflict || !strings.Contains(err.Error(), "broker a, the master of broker group g, is just handing over to broker b") || other != nil || row.Term != 1 || a.said().SeenTerm != 1 {
+					t.Errorf("%v, %v, %+v", err, other, row)
+				}
+			case "between":
+				if err != nil || !r.Done || wire.CodeOf(other) != wire.CodeConflict || !strings.Contains(other.Error(), "broker d was named master of term 3 meanwhile, by a promotion") || row.Master.Broker != "d" || row.Transfer != "" {
+					t.Errorf("%v, %v, %+v", err, other, row)
+				}
+			case "done between":
+				if wire.CodeOf(err) != wire.CodeConflict || !strings.Contains(err.Error(), "nothing was promoted: broker b was named master of term 2 meanwhile") || other != nil || row.Master.Broker != "b" || row.Term < a.said().SeenTerm {
+					t.Errorf("%v, %v, %+v", err, other, row)
+				}
 			}
 		})
 	}

@@ -132,7 +132,7 @@ func (l *log) sums(r *wire.LogSumsRequest) (*wire.LogSumsResponse, error) {
 // codedAt is coded for who asked for records from a position on, which must be where one begins.
 func codedAt(from journal.Position, err error) error {
 	if e, ok := errors.AsType[*journal.CorruptError](err); ok && e.Position == from || errors.Is(err, journal.ErrTooLarge) {
-		return wire.Errorf(wire.CodeFailed, "position %d lies inside a record, or the record there is damaged: ask from where a record begins, as an answer before ended", from)
+		return wire.Errorf(wire.CodeInvalid, "position %d lies inside a record, or the record there is damaged: ask from where a record begins, as an answer before ended", from)
 	}
 	return coded(err)
 }

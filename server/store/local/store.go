@@ -154,6 +154,10 @@ func (s *Store) fail() {
 		err = journal.ErrFailed
 	}
 	if s.failure.CompareAndSwap(nil, &err) {
+		if errors.Is(err, journal.ErrFenced) {
+			s.opt.Logger.Info("store takes no more as master's, for another broker is the master", "folder", s.folder.dir, "err", err)
+			return
+		}
 		s.opt.Logger.Error("store stopped", "folder", s.folder.dir, "err", err)
 	}
 }
