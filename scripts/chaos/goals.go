@@ -26,6 +26,7 @@ var goals = []goal{
 	{kind: "two-masters", what: "changes of master", schedules: true, release: 300},
 	{kind: "clones", what: "crash clones", release: 100_000},
 	{kind: "errors", what: "injected errors"},
+	{kind: "broker", what: "power losses, kills, errors, full disks and stops"},
 	{kind: "sim", what: "simulated hours", release: 24 * 1000},
 	{kind: "soak", what: "seconds of mixed faults", release: 2 * 60 * 60},
 	{kind: "mutations", what: "mutations of each decoder", release: 1_000_000_000},

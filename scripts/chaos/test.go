@@ -23,9 +23,9 @@ type test struct {
 	layer string
 	pkg   string // its folder
 	name  string
-	// long is what its environment has but in the small version, whose schedules are shorter, so that the file gets no line of them.
-	long   string
-	within time.Duration // else it hangs
+	// long is what its environment has, and short in the small version: there schedules are shorter, and the file gets no line of them.
+	long, short string
+	within      time.Duration // else it hangs
 }
 
 // reportBytesMax is how much of a failed test's output is shown; all of it is kept.
@@ -78,9 +78,9 @@ func (c *campaign) test(ctx context.Context, k *kind, seed uint64) error {
 
 // environment of a test.
 func (c *campaign) environment(t *test) []string {
-	var env []string
-	if t.long != "" && !c.short {
-		env = append(env, t.long)
+	env := []string{t.long}
+	if c.short {
+		env[0] = t.short
 	}
 	if c.planted != "" {
 		env = append(env, "JMQ_TEST_PLANTED="+c.planted)

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -50,16 +51,17 @@ const (
 	powerTorn               // and some of what was not
 	killed                  // the process only
 	syncFailed              // the broker must stop by itself; then it is killed
+	erred                   // a call of the disk fails; then the process is killed, or the power is lost
 	stopped                 // in order; sometimes the power is lost meanwhile
 	diskFull                // for a while; the broker goes on when it no longer is
 	damaged                 // stopped in order, and then bytes change
 	faults
 )
 
-var everyFault = []fault{powerLost, powerTorn, killed, syncFailed, stopped, diskFull}
+var everyFault = []fault{powerLost, powerTorn, killed, syncFailed, erred, stopped, diskFull}
 
 func (f fault) String() string {
-	return [...]string{"power lost", "power lost, torn", "killed", "sync failed", "stopped", "disk full", "damaged"}[f]
+	return [...]string{"power lost", "power lost, torn", "killed", "sync failed", "error", "stopped", "disk full", "damaged"}[f]
 }
 
 type campaign struct {
@@ -137,6 +139,8 @@ type verdict struct {
 	stuck    bool     // a group did not get to the end
 	problems []string // other things that no client may see
 	summary  string
+	did      string // how often each fault happened
+	cycles   int
 	history  []check.Event
 }
 
@@ -232,10 +236,13 @@ func runCampaign(t testing.TB, o options) *verdict {
 	v.report, v.problems = k.Report(), c.problems.list
 	v.summary = fmt.Sprintf("-seed=%d: %v; %d partitions, bulk %v, segments of %d KiB, checkpoints every %v, eager names %v, grace %v;", o.seed,
 		time.Since(began).Round(time.Millisecond), c.partitions, c.bulk, b.Journal.SegmentBytesMax>>10, b.Store.CheckpointEvery, eager, b.Dispatch.DisconnectGrace)
-	for f := range faults {
-		v.summary += fmt.Sprintf(" %v %d,", f, c.did[f])
+	for f, n := range c.did {
+		if v.cycles += n; n > 0 {
+			v.did += fmt.Sprintf("%v %d, ", fault(f), n)
+		}
 	}
-	v.summary += fmt.Sprintf(" again in recovery %d%v", c.again, &c.depth)
+	v.did += fmt.Sprintf("again in recovery %d", c.again)
+	v.summary += fmt.Sprintf(" %s%v", v.did, &c.depth)
 	v.history = c.history.events
 	return v
 }
@@ -548,6 +555,8 @@ func (c *campaign) cycle(f fault) error {
 		if err := c.failSync(); err != nil {
 			return err
 		}
+	case erred:
+		c.err()
 	default:
 		p := plan{fate: losePower, skip: c.intn(4), after: c.intn(2) == 0}
 		switch f {
@@ -631,6 +640,32 @@ func (c *campaign) failSync() error {
 	c.network.cut()
 	_ = c.end() // it says that a sync failed
 	return nil
+}
+
+// err lets a call fail: any that changes something, or a read. Whether the broker goes on or stops, what it says is true; after a moment it is killed, or
+// loses its power.
+func (c *campaign) err() {
+	p := plan{fate: failCall, skip: c.intn(60), fault: []journaltest.Fault{
+		{Err: syscall.EIO}, {Err: syscall.EIO, After: true}, {Err: syscall.ENOSPC}, {Err: syscall.EIO, Short: 100}, {Err: syscall.EIO, LoseBlocks: true}, {Err: syscall.EINTR, LoseBlocks: true},
+	}[c.intn(6)]}
+	switch {
+	case p.fault.LoseBlocks:
+		p.call = journaltest.SyncData
+	case p.fault.Short > 0:
+		p.call = journaltest.Write
+	case c.intn(4) == 0:
+		p.call = journaltest.Read
+	}
+	done := c.disk.arm(p)
+	late := time.NewTimer(300 * time.Millisecond)
+	defer late.Stop()
+	select {
+	case <-done:
+		c.linger()
+	case <-late.C: // there were not so many such calls
+		c.disk.disarm()
+	}
+	c.die(plan{fate: []fate{losePower, killProcess}[c.intn(2)], percent: c.intn(2) * c.intn(100)}, false)
 }
 
 // fill lets the disk be full for a while. Sends fail, reads and acks may; nobody has to do anything for it to be over.
@@ -775,6 +810,20 @@ func (v *verdict) keep() string {
 // cyclesEach is how long a campaign of a longer test is: each scan reads everything again.
 const cyclesEach = 50
 
+// figures counts cycles.
+func (v *verdict) figures(seed uint64) *check.Figures {
+	f := v.report.Figures()
+	f.Seed, f.Faults, f.Count = seed, v.did, v.cycles
+	f.Other += len(v.problems)
+	if v.refused != nil {
+		f.Other++
+	}
+	if v.stuck {
+		f.Other++
+	}
+	return &f
+}
+
 // TestCampaign runs a campaign for some seconds, or longer ones, and finds nothing.
 func TestCampaign(t *testing.T) {
 	campaigns(t, options{seed: newSeed(), cycles: 30, most: 6 * time.Second})
@@ -787,9 +836,16 @@ func campaigns(t *testing.T, o options) {
 	if n, asked := cyclesAsked(t); asked {
 		left, o.most = n, 0
 	}
+	told := 0 // a schedule of scripts/chaos is one
 	for ; left > 0; left, o.seed = left-o.cycles, o.seed+1 {
 		o.cycles = min(left, cyclesEach)
 		v := runCampaign(t, o)
+		if told == 0 {
+			if err := v.figures(o.seed).Print(os.Stdout); err != nil {
+				t.Error(err)
+			}
+		}
+		told++
 		if found := v.found(); len(found) > 0 {
 			t.Fatalf("found %v; the history is in %s\n%v", found, v.keep(), v)
 		}

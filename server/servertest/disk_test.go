@@ -15,7 +15,7 @@ import (
 //
 //   - the power is lost: of what was not synced a percentage is left, block by block and name by name, for the next disk;
 //   - the process is killed: the files stay as they are, not synced, for the next process on the same disk;
-//   - a sync fails and loses its blocks, though whoever reads the file goes on seeing them.
+//   - a sync fails and loses its blocks, though whoever reads the file goes on seeing them; or any call fails.
 //
 // In the first two cases each later call fails, so that what a broker which runs on answers rests on what was on disk before.
 // All calls are in one order: none is under way at that moment.
@@ -42,7 +42,8 @@ type plan struct {
 	skip    int              // so many such calls pass first
 	after   bool             // the call is done before, else it is not
 	fate    fate
-	percent int // of what was not synced, that a lost power leaves
+	percent int               // of what was not synced, that a lost power leaves
+	fault   journaltest.Fault // of failCall: what to do to it
 }
 
 type fate int
@@ -51,6 +52,7 @@ const (
 	losePower fate = iota
 	killProcess
 	failSync
+	failCall
 )
 
 // newDisk returns a disk that begins with mem; nil is empty. eager makes changes of names durable at once.
@@ -84,6 +86,9 @@ func (d *disk) before(op journaltest.Op) journaltest.Fault {
 		return journaltest.Fault{}
 	}
 	d.carryOut()
+	if p.fate == failCall {
+		return p.fault
+	}
 	return journaltest.Fault{Err: syscall.EIO, LoseBlocks: p.fate == failSync}
 }
 
