@@ -10,7 +10,7 @@
 #                 CLUSTER=1: through a cluster whose database, registry nodes and brokers are killed (scripts/cluster runs one)
 #   make chaos    schedules of faults on clusters of real processes, and in tests: make chaos N=1000 FAULTS=kill,power,slave SEED=1 RESUME=FILE
 #   make fuzz     every fuzz target for FUZZ inputs
-#   make mutations   N mutations for each decoder: make mutations N=100000000 RESUME=FILE
+#   make mutations   N mutations for each decoder, what is there with N=0: make mutations N=100000000 JOBS=2 RESUME=FILE
 #   make build | generate | fmt | deps
 
 GO        ?= go
@@ -23,6 +23,7 @@ FAULTS    ?=
 SEED      ?= 1
 RESUME    ?=
 ROWS      ?=
+JOBS      ?= 1
 VERSION   := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 LDFLAGS   := -s -w -X main.version=$(VERSION)
 TOOL      := $(GO) tool -modfile=scripts/tools/go.mod
@@ -84,7 +85,7 @@ fuzz:
 	scripts/fuzz.sh $(FUZZ)
 
 mutations:
-	scripts/mutations.sh $(N) $(RESUME)
+	@JOBS=$(JOBS) scripts/mutations.sh $(N) $(RESUME)
 
 deps:
 	scripts/deps.sh
