@@ -59,7 +59,7 @@ check:
 test: deps check
 	JMQ_TEST_REQUIRE=all $(GO) test -count=1 -timeout 20m ./...
 	$(GO) test -count=1 -run Planted -tags planted ./...
-	scripts/fuzz.sh 20000x
+	scripts/fuzz.sh 2000x
 	$(MAKE) build .bin/demo
 	.bin/demo -jmq ./jmq -small
 	.bin/demo -jmq ./jmq -small -retain
