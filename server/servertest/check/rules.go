@@ -269,6 +269,9 @@ func (c *Checker) reason(g *groupPartition, f facts, p, d *delivery) Reason {
 			}
 		}
 	}
+	if g.resetBetween(p.since, d.granted) {
+		return ReasonReset
+	}
 	if p.deadline != 0 && p.deadline <= d.granted {
 		return ReasonLeaseExpired
 	}
@@ -284,9 +287,6 @@ func (c *Checker) reason(g *groupPartition, f facts, p, d *delivery) Reason {
 		if c.hits(s, g.logKey) && p.since <= s.ret && s.call <= d.granted {
 			return ReasonBrokerRestarted
 		}
-	}
-	if g.resetBetween(p.since, d.granted) {
-		return ReasonReset
 	}
 	return c.apart(g.logKey, p.lease, d.lease, p.since, d.granted)
 }

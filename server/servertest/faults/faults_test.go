@@ -53,7 +53,8 @@ var faults = []fault{
 	{name: "kill both, slave first back", shape: fixed1, away: bothWays, do: func(x *trial) { s := x.slave(); x.killAll(); x.up(s); x.served() }},
 	{name: "kill all, registry too", shape: fixed1, needs: true, do: func(x *trial) { x.killAll(); x.stopRegistry() }},
 	{name: "kill the master, a slave is promoted", shape: auto1, needs: true, do: func(x *trial) { x.kill(x.master()); x.promoted() }},
-	{name: "kill the master, one of two slaves is promoted", shape: auto2, needs: true, do: func(x *trial) { x.kill(x.master()); x.promoted() }},
+	// What the slave that served first had acked, another that serves until it hears of the new master may not know.
+	{name: "kill the master, one of two slaves is promoted", shape: auto2, needs: true, away: check.AwayUnmerged, do: func(x *trial) { x.kill(x.master()); x.promoted() }},
 	{name: "kill all, auto", shape: auto1, needs: true, do: func(x *trial) { s := x.slave(); x.killAll(); x.up(s); x.promoted() }},
 
 	{name: "pause the master", shape: fixed1, away: bothWays, do: func(x *trial) { x.Links.Pause(x.master().Name()); x.served() }},
