@@ -399,7 +399,7 @@ func simulate(t *testing.T, seed uint64, d time.Duration) {
 	synctest.Test(t, func(t *testing.T) {
 		from := time.Now()
 		rng := rand.New(rand.NewPCG(seed, 24))
-		x := newTrial(t, shape{auto: rng.IntN(2) == 0, slaves: 1 + rng.IntN(2), brokerGroups: 2 + rng.IntN(2), network: servertest.NewNetwork(seed)}, seed)
+		x := newTrial(t, shape{auto: rng.IntN(2) == 0, slaves: 1 + rng.IntN(3)/2, brokerGroups: 2 + rng.IntN(3)/2, network: servertest.NewNetwork(seed)}, seed)
 		s := &simulation{trial: x, clocksGo: rng.IntN(2) == 0}
 		defer func() {
 			if t.Failed() {
@@ -413,9 +413,13 @@ func simulate(t *testing.T, seed uint64, d time.Duration) {
 		for _, o := range operators {
 			x.senders.Go(func() { o.run(x.sending) })
 		}
+		most := 4
+		if d == schedule { // a day is nearly all quiet: its mishaps cost little beside that
+			most = 16
+		}
 		for time.Since(from) < d && !t.Failed() {
 			s.quietly(s.upTo(min(quietMost, d/4)))
-			for range 1 + s.rng.IntN(4) {
+			for range 1 + s.rng.IntN(most) {
 				s.hold(s.upTo(time.Duration(1<<s.rng.IntN(16)) * time.Millisecond))
 				s.step()
 			}
