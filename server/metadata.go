@@ -104,7 +104,7 @@ func (md *metadata) serve(ctx context.Context) (err error) {
 		return err
 	}
 	md.node, err = registry.NewNode(registry.NodeOptions{
-		Store: md.store, Self: s.self, OnSnapshot: md.onSnapshot, Meet: d.meet, ListGroups: d.listGroups, Now: s.config.Now, Every: s.config.Every, Logger: s.log,
+		Store: md.store, Self: s.self, OnSnapshot: md.onSnapshot, Meet: d.meet, Count: d.count, ListGroups: d.listGroups, Now: s.config.Now, Every: s.config.Every, Logger: s.log,
 	})
 	if err != nil {
 		return fmt.Errorf("start registry: %w", err)

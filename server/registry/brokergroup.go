@@ -21,6 +21,7 @@ const (
 	meetWithin       = 1500 * time.Millisecond // a broker has to answer
 	operationForce   = time.Second             // until what was changed is in force at the brokers, if they live
 	transferAnswered = 3 * time.Second
+	countWithin      = 500 * time.Millisecond // messages that may be lost are counted
 	// leftMax bounds the lines that say what is left in a broker group.
 	leftMax = 200
 )
@@ -350,7 +351,7 @@ func (n *Node) promote(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRe
 		if err != nil {
 			return wire.Errorf(wire.CodeInUse, "broker group %s: %s", r.BrokerGroup, err)
 		}
-		response.Lost = lost(term.Losses(heard.reports[next.Master.Broker], heard.list(), r.Off, next.Committed), heard.reports[next.Master.Broker], g)
+		response.Lost = lost(term.Losses(heard.reports[next.Master.Broker], heard.list(), r.Off, next.Committed), heard.reports[next.Master.Broker], g, nil)
 		return n.grant(ctx, by, r, response, row, next, expect)
 	}
 	if row.Transfer != "" && heard.reports[row.Master.Broker].Master {
@@ -392,7 +393,7 @@ func (n *Node) promote(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRe
 		return err
 	}
 	losses := term.Losses(to, heard.list(), r.Off, row.Committed)
-	response.Lost = lost(losses, to, g)
+	response.Lost = lost(losses, to, g, n.countLosses(ctx, losses, to, g))
 	if r.DryRun || len(losses) > 0 && !r.Force {
 		return nil
 	}
@@ -405,7 +406,7 @@ func (n *Node) promote(ctx context.Context, by meta.Actor, r *wire.BrokerGroupRe
 	reports := fenced.list()
 	to = fenced.reports[target]
 	if now := term.Losses(to, reports, r.Off, row.Committed); len(now) > 0 && !r.Force {
-		response.Lost = lost(now, to, g) // it went on being written to while it was asked
+		response.Lost = lost(now, to, g, n.countLosses(ctx, now, to, g)) // it went on being written to while it was asked
 		n.unfence(ctx, by, r.BrokerGroup, fenced)
 		return nil
 	}
@@ -486,8 +487,33 @@ func (n *Node) inForceSoon(ctx context.Context, s *meta.Snapshot, brokerGroup st
 	n.awaitForce(ctx, s, []string{brokerGroup})
 }
 
-// lost says losses in words.
-func lost(losses []term.Loss, to term.Report, g *replicas) (lines []string) {
+// countLosses counts, for a moment, the messages that brokers have and to has not, by broker.
+func (n *Node) countLosses(ctx context.Context, losses []term.Loss, to term.Report, g *replicas) map[string]string {
+	ctx, cancel := context.WithTimeout(ctx, countWithin)
+	defer cancel()
+	all := map[string]string{}
+	for _, l := range losses {
+		if n.o.Count == nil || l.Broker == "" || l.Unasked || l.Diverged || l.Beyond == 0 {
+			continue
+		}
+		c, err := n.o.Count(ctx, g.specs[l.Broker].Addresses, to.End, to.End+l.Beyond)
+		at := func(ns int64) string { return time.Unix(0, ns).UTC().Format("2006-01-02T15:04:05.000Z") }
+		switch {
+		case err != nil && c.Messages == 0:
+			all[l.Broker] = "; how many messages that is could not be counted"
+		case err != nil:
+			all[l.Broker] = fmt.Sprintf("; that is more than %d messages, stored from %s to %s and later", c.Messages, at(c.First), at(c.Last))
+		case c.Messages == 0:
+			all[l.Broker] = "; that is no message"
+		default:
+			all[l.Broker] = fmt.Sprintf("; that is %d messages, stored from %s to %s", c.Messages, at(c.First), at(c.Last))
+		}
+	}
+	return all
+}
+
+// lost says losses in words, with what was counted of them.
+func lost(losses []term.Loss, to term.Report, g *replicas, counted map[string]string) (lines []string) {
 	for _, l := range losses {
 		rep := g.reports[l.Broker]
 		line := "broker " + l.Broker
@@ -513,6 +539,7 @@ func lost(losses []term.Loss, to term.Report, g *replicas) (lines []string) {
 		default:
 			line += fmt.Sprintf(" has %d bytes more than broker %s, positions %d to %d", l.Beyond, to.Broker, to.End, to.End+l.Beyond)
 		}
+		line += counted[l.Broker]
 		if l.Acked {
 			line += "; it knows some of that to be committed, so it was acknowledged"
 		}

@@ -151,6 +151,7 @@ type cluster struct {
 	now    func() time.Time
 	boots  int
 	meet   func(address string, r *wire.MeetRequest) (*wire.MeetResponse, error)
+	count  func(address string, from, to uint64) (Counted, error)
 	groups func(address string) (*wire.ListGroupsResponse, error)
 }
 
@@ -176,6 +177,12 @@ func (c *cluster) start(i int) {
 		Store: c.stores[i], Now: func() time.Time { return c.now() },
 		Meet: func(_ context.Context, addresses []string, r *wire.MeetRequest) (*wire.MeetResponse, error) {
 			return c.meet(addresses[0], r)
+		},
+		Count: func(_ context.Context, addresses []string, from, to uint64) (Counted, error) {
+			if c.count == nil {
+				return Counted{}, errors.New("nobody counts")
+			}
+			return c.count(addresses[0], from, to)
 		},
 		ListGroups: func(_ context.Context, addresses []string, r *wire.ListGroupsRequest) (*wire.ListGroupsResponse, error) {
 			if !r.Left {

@@ -11,6 +11,12 @@ import (
 	"github.com/jmqio/jmq/wire"
 )
 
+// Counted is what lies in a part of a journal: how many messages, and when the first and the last of them were stored (unix ns).
+type Counted struct {
+	Messages    uint64
+	First, Last int64
+}
+
 // NodeOptions are the options of a Node.
 type NodeOptions struct {
 	// Store is the metadata. The node does not close it.
@@ -25,6 +31,9 @@ type NodeOptions struct {
 	// Meet asks the broker at one of these addresses how its copy is, and to keep to a term: before another one is promoted by an
 	// operator. Nil: none can be.
 	Meet func(ctx context.Context, addresses []string, r *wire.MeetRequest) (*wire.MeetResponse, error)
+	// Count asks the broker at one of these addresses what messages lie in [from, to) of its journal. What it has counted when ctx ends it returns
+	// with the error. Nil: none can be asked.
+	Count func(ctx context.Context, addresses []string, from, to uint64) (Counted, error)
 	// ListGroups asks the broker at one of these addresses what its groups have not consumed: before a topic leaves its broker group. Nil: none can.
 	ListGroups func(ctx context.Context, addresses []string, r *wire.ListGroupsRequest) (*wire.ListGroupsResponse, error)
 	// Now is the wall clock, for dates that are stored. Default: time.Now.

@@ -306,6 +306,32 @@ func TestForced(t *testing.T) {
 	}
 }
 
+// TestCountsLosses: who asks for a promotion is told how many messages another broker has that the promoted one has not, and of when they are.
+func TestCountsLosses(t *testing.T) {
+	t.Parallel()
+	c, g, cl := replicated(t, ClusterOptions{Slaves: 2})
+	if err := send(t, cl, "orders", "1"); err != nil {
+		t.Fatal(err)
+	}
+	g.SameEnds()
+	behind := g.Brokers[2]
+	c.Links.Pause(behind.Name())
+	g.InSync(1)
+	for _, body := range []string{"2", "3"} {
+		if err := send(t, cl, "orders", body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.Kill(g.Brokers[0])
+	c.Links.Resume(behind.Name())
+	until(t, "the loss is counted", func() bool {
+		r, err := g.Do(&wire.BrokerGroupRequest{Action: "promote", Broker: behind.Name(), Off: []string{g.Brokers[0].Name()}, DryRun: true})
+		return err == nil && slices.ContainsFunc(r.Lost, func(l string) bool {
+			return strings.Contains(l, "broker "+g.Brokers[1].Name()+" has ") && strings.Contains(l, "that is 2 messages, stored from 20")
+		})
+	})
+}
+
 // TestRefusesAlone: a replicated topic takes no sends while no slave is in sync; others do.
 func TestRefusesAlone(t *testing.T) {
 	t.Parallel()
