@@ -9,6 +9,7 @@
 #   make demo     send an order log while the broker is killed: make demo ORDERS=FILE; RETAIN=1: with a limit for its folder;
 #                 CLUSTER=1: through a cluster whose database, registry nodes and brokers are killed (scripts/cluster runs one)
 #   make chaos    schedules of faults on clusters of real processes, and in tests: make chaos N=1000 FAULTS=kill,power,slave SEED=1 RESUME=FILE
+#                 make chaos FAULTS=soak DURATION=2h RESUME=FILE has one cluster in faults of all kinds for so long
 #   make fuzz     every fuzz target for FUZZ inputs
 #   make mutations   N mutations for each decoder, what is there with N=0: make mutations N=100000000 JOBS=2 RESUME=FILE
 #   make build | generate | fmt | deps
@@ -20,6 +21,7 @@ RETAIN    ?=
 CLUSTER   ?=
 N         ?= 0
 FAULTS    ?=
+DURATION  ?= 12m
 SEED      ?= 1
 RESUME    ?=
 ROWS      ?=
@@ -76,7 +78,7 @@ bench-full: build
 	$(GO) run ./scripts/bench -full -rows '$(ROWS)'
 
 chaos: build .bin/chaos
-	@exec .bin/chaos run -n $(N) -faults '$(FAULTS)' -seed $(SEED) -resume '$(RESUME)'
+	@exec .bin/chaos run -n $(N) -faults '$(FAULTS)' -seed $(SEED) -duration $(DURATION) -resume '$(RESUME)'
 
 demo: build .bin/demo
 	@exec .bin/demo -jmq ./jmq -orders '$(ORDERS)' $(if $(RETAIN),-retain) $(if $(CLUSTER),-with-cluster)

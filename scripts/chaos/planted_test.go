@@ -44,7 +44,7 @@ func TestPlanted(t *testing.T) {
 				t.Errorf("ended with %v\n%s", err, &out)
 			}
 			list, err := readRows(rows)
-			if err != nil || len(list) == 0 || list[len(list)-1].violations() == 0 {
+			if err != nil || len(list) == 0 || list[len(list)-1].Violations() == 0 {
 				t.Errorf("rows %+v, %v", list, err)
 			}
 		})
