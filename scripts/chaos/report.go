@@ -36,7 +36,7 @@ type given struct {
 	found            int // runs that failed
 }
 
-var mutationColumns = []string{"code", "package", "target", "seed", "mutations", "taken", "found"}
+var mutationColumns = []string{"code", "package", "target", "seed", "mutations", "taken", "found", "seconds"}
 
 func reportCommand(args []string) int {
 	if len(args) == 0 || strings.HasPrefix(args[0], "-") {

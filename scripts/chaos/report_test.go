@@ -46,10 +46,10 @@ func TestReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(mutations, strings.Join(mutationColumns, ",")+`
-new,./wire,FuzzFrame,1,1000000,30,0
-old,./wire,FuzzFrame,2,7,7,7
-new,./server/side,FuzzFile,1,2000,5,1
-new,./wire,FuzzFrame,2,500000,20,0
+new,./wire,FuzzFrame,1,1000000,30,0,0.5
+old,./wire,FuzzFrame,2,7,7,7,0.5
+new,./server/side,FuzzFile,1,2000,5,1,0.5
+new,./wire,FuzzFrame,2,500000,20,0,0.5
 `)
 	write(filepath.Join(dir, reportFile), "# Before\n"+reportBegin+"\nold figures\n"+reportEnd+"\nafter <&>\n")
 	if err := report(dir, []string{lines, mutations}); err != nil {
