@@ -199,7 +199,7 @@ func conditionAlone(s *meta.Snapshot, name string, row term.Row, g *replicas) (k
 			return conditionRefused, "broker " + b + " would have to give up what it knows to be committed" + said(b)
 		}
 	}
-	if own := g.reports[master]; !own.Master && own.End < row.Committed {
+	if g.status[master].GetRole() == roleWaiting && !g.has(row.Committed) {
 		return conditionWaiting, fmt.Sprintf("broker %s, its master, lacks messages that were acknowledged%s. Where no broker has them any more: jmq broker-group promote %s --to %s says what is lost, and with --force goes on without%s",
 			master, said(master), name, master, g.serving())
 	}
@@ -838,6 +838,11 @@ func (n *Node) wireNode(s *meta.Snapshot, name string, x *node) *wire.Node {
 		}
 	}
 	return m
+}
+
+// has says whether a living broker has all up to a position.
+func (g *replicas) has(end uint64) bool {
+	return slices.ContainsFunc(g.names, func(b string) bool { return g.living[b] && g.reports[b].End >= end })
 }
 
 // joinIn is after how long a slave joins that is in step, in whole seconds.

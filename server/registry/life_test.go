@@ -688,6 +688,19 @@ func TestCondition(t *testing.T) {
 		rest(5 * time.Second)
 		condition("ok")
 
+		// While its master starts nobody is told to promote by force, as long as a broker has what was acknowledged.
+		was := a.said()
+		a.say(func(s *wire.ReplicaStatus) {
+			s.Role, s.End, s.Committed, s.Slaves, s.Why = "waiting", 0, 0, nil, "it starts"
+		})
+		rest(2 * time.Second)
+		condition("waiting: broker a, its master, does not serve yet: it starts")
+		a.say(func(s *wire.ReplicaStatus) {
+			s.Role, s.End, s.Committed, s.Slaves, s.Why = was.Role, was.End, was.Committed, was.Slaves, ""
+		})
+		rest(2 * time.Second)
+		condition("ok")
+
 		a.die()
 		rest(2600 * time.Millisecond)
 		condition("silent: broker a, its master, was not heard for 2s; it counts as away after 3s")
