@@ -125,6 +125,16 @@ b1-2    slave   serving  catching-up  3.2         2900  2952  2.0 KiB, 30ms  410
 		t.Errorf("%s", out)
 	}
 	sh.fails(exitNotFound, "broker group nobody is not there", "", "broker-group status nobody")
+	// A node that is paused takes connections, and says nothing: the next address is asked, within the time that connecting may take. Which one is
+	// asked first is drawn.
+	paused, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer paused.Close()
+	for range 5 {
+		shell{t, paused.Addr().String() + "," + sh.address}.ok("", "broker-group status --connect-timeout 1500ms")
+	}
 	sh.fails(exitUsage, "--every", "", "broker-group status --watch --every 1ms")
 	sh.fails(exitUsage, "", "", "broker-group status", "a b")
 }

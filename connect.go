@@ -136,6 +136,7 @@ func (p place) dial(cmd *cobra.Command, within time.Duration, options ...client.
 	if err != nil {
 		return nil, err
 	}
+	own = append(own, client.WithDialTimeout(max(time.Millisecond, within/3))) // one that is paused takes a connection, and leaves time for the next address
 	cl, err := client.Dial(ctx, p.address, slices.Concat(own, options)...)
 	switch _, tried := errors.AsType[*client.Error](err); {
 	case err == nil:
