@@ -62,12 +62,15 @@ func replicaOf(r *admin.Replica) *replicaInfo {
 	return i
 }
 
+// silentMax is how long a broker may be silent before its copy is only what it was: as long as the registry waits before it promotes another.
+const silentMax = 3 * time.Second
+
 // copyText is a broker's copy in a table.
 func copyText(n admin.Node) string {
 	switch r := n.Replica; {
 	case r == nil || r.Role == "":
 		return "-"
-	case n.Away:
+	case n.Away || n.Silent >= silentMax:
 		return "was " + r.Role
 	case r.Refused:
 		return r.Role + ", refused"
