@@ -104,7 +104,7 @@ b1-2    slave   serving  catching-up  3.2         2900  2952  2.0 KiB, 30ms  410
 	// One that is silent is what it was; a slave in step says when it joins; its master takes one whose disk is full as away, for it backs off.
 	answer := s.answer
 	for want, change := range map[string]func(slave *wire.Node, told *wire.SlaveStatus){
-		"  was slave  ": func(slave *wire.Node, _ *wire.SlaveStatus) { slave.SilentMs = 3100 },
+		"  was slave  ":   func(slave *wire.Node, _ *wire.SlaveStatus) { slave.SilentMs = 3100 },
 		"  joins in 5s  ": func(_ *wire.Node, told *wire.SlaveStatus) { told.JoinMs = 4100 },
 		"  no room  ": func(slave *wire.Node, told *wire.SlaveStatus) {
 			slave.Last.Replica.NoRoom, told.State = "no space left on device", "away"

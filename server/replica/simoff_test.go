@@ -30,6 +30,7 @@ var switched = []struct {
 	{name: "NewStoreNewTerm", off: ruleNewStoreNewTerm, seed: 27},
 	{name: "Fence", off: ruleFence, seed: 17751590666},
 	{name: "HandingSettled", off: ruleHandingSettled, seed: 30739474840},
+	{name: "ToldStops", off: ruleToldStops, seed: 56},
 	{name: "BootMembership", offRow: rowBootMembership, seed: 25},
 	{name: "PromoteMembersOnly", offRow: rowPromoteMembersOnly, seed: 8},
 	{name: "RestoreEmptiesSets", offRow: rowRestoreEmptiesSets, seed: 31},
