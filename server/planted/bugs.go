@@ -67,7 +67,7 @@ var Bugs = []Entry{
 	{"dispatch: extended lease ends in its old time", "a message is given again while its member works on it", "server/dispatch", "TestScripts/extend", 1},
 
 	{"dedupe: repeat answered before the first is committed", "ok is said of what is not stored yet", "server/dedupe", "TestVerdicts", 1},
-	{"dedupe: only what was appended here", "a repeat after a restart or fail-over is stored again", "server/dedupe", "TestModel", 1},
+	{"dedupe: only what was appended here", "a repeat after a restart or fail-over is stored again", "server/servertest", "C3", campaigns},
 	{"retention: slowest group of another partition", "messages go that a group has not consumed, where it is slow in one partition", "server/retention", "TestJudge", 1},
 
 	{"listener: session leaves a goroutine", "each connection that ends leaves a goroutine", "scripts/chaos", "C11", 1},

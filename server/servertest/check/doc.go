@@ -5,7 +5,8 @@
 //
 //	C1 no loss             every ok message is in each complete scan taken after it, and was given to each drained group
 //	C2 no phantom          what was read was sent before, not refused, and is the same: hash, key, sequence, topic
-//	C3 explained           every further copy in the log, and every further delivery, has a reason, named and counted
+//	C3 explained           every further copy in the log, and every further delivery, has a reason, named and counted; the attempts of
+//	                       one call leave one copy in a partition
 //	C4 indexes             dense, unique, increasing; one index is one message for every reader and replica, for ever;
 //	                       all copies of a journal have the same records and index, and groups at the same places
 //	C5 order               per producer and per order key: in the log, and in first receptions of each group

@@ -30,6 +30,7 @@ const (
 	givenBackwards      bug = "lease given backwards"
 	noChecksum          bug = "damaged tail kept"
 	storedTwice         bug = "batch stored twice"
+	repeatStored        bug = "repeat not known after a crash"
 	endBeforeSync       bug = "ack answered before its sync"
 	readsUncommitted    bug = "reads what is not committed"
 	pendingForgotten    bug = "what came back is not counted as pending"
@@ -318,6 +319,10 @@ func (m *model) produce(p *producer) {
 		m.sent(p, Failed, modelRecord{})
 		return
 	}
+	if i := slices.IndexFunc(m.logs[p.current.Partition], func(r modelRecord) bool { return r.sent.ID == p.current.ID && r.sent.Call == p.current.Call }); i >= 0 && !m.planted(repeatStored) {
+		m.sent(p, OK, m.logs[p.current.Partition][i])
+		return
+	}
 	r := modelRecord{message: true, partition: int(p.current.Partition), sent: p.current}
 	m.append(r, func(ok, unknown bool, r modelRecord) {
 		switch {
@@ -329,6 +334,11 @@ func (m *model) produce(p *producer) {
 		default:
 			p.current.Unknown++
 			m.sent(p, Unknown, r)
+			if m.rng.IntN(2) == 0 { // its caller sends it again: another call, which the broker does not know for a repeat
+				p.current.Call, p.current.Unknown = m.tick(), 0
+				m.event(p.current)
+				p.retry = true
+			}
 		}
 	})
 	if m.planted(storedTwice) && m.rng.IntN(30) == 0 {

@@ -28,6 +28,7 @@ func TestPlanted(t *testing.T) {
 		{givenBackwards, "C5"},
 		{noChecksum, "C2"},
 		{storedTwice, "C3"},
+		{repeatStored, "C3"},
 		{endBeforeSync, "C6"},
 		{readsUncommitted, "C4"},
 		{pollSkip, "C7"},

@@ -198,6 +198,9 @@ func (c *Checker) explained(r *Report) *CheckResult {
 		} else if n > 1 {
 			r.LogCopies += n - 1
 		}
+		if n > 1 {
+			c.repeated(m, int32(i), r, out)
+		}
 	}
 	for _, g := range c.sortedGroups() {
 		facts := g.facts()
@@ -233,6 +236,30 @@ func (c *Checker) explained(r *Report) *CheckResult {
 	}
 	out.Note = strings.Join(append(notes, fmt.Sprintf("unexplained %d", r.Unexplained)), ", ")
 	return out
+}
+
+// knownBatches is how many batches of a producer a partition knows at least, so that a repeat of one is not stored again.
+const knownBatches = 64
+
+// repeated: the attempts of one call have one number in a partition, which knows what it has. Only where more was stored in between
+// than it knows, or what it knew may be damaged, may a call have left two copies there.
+func (c *Checker) repeated(m *message, i int32, r *Report, out *CheckResult) {
+	places := slices.Clone(m.places)
+	slices.SortFunc(places, func(a, b place) int {
+		return cmp.Or(cmp.Compare(a.topic, b.topic), cmp.Compare(a.partition, b.partition), cmp.Compare(a.index, b.index))
+	})
+	near := 1
+	for k := 1; k < len(places); k++ {
+		p, before := places[k], places[k-1]
+		if p.logKey != before.logKey || p.index-before.index >= knownBatches || len(c.logs[p.logKey].lost) > 0 {
+			near = 1
+			continue
+		}
+		if near++; near > len(m.attempts) && m.outcome() != Failed {
+			r.Unexplained++
+			out.violate(c.ofMessage(i), "%s: stored again at %s, after %s: %d calls were made", m.id, c.placeName(p), c.placeName(before), len(m.attempts))
+		}
+	}
 }
 
 // facts of one group and partition, by lease.
