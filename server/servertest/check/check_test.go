@@ -356,3 +356,52 @@ func TestCopiesOfWhatIsDerived(t *testing.T) {
 		}
 	}
 }
+
+// A write that was to change one version has found it, if it was ok; one of unknown outcome may have found another, and has changed nothing then.
+func TestExpectedVersions(t *testing.T) {
+	write := func(call int64, hash string, expect, version uint64, result Result) Event {
+		return Event{Op: OpWrite, Proc: "p", Key: "r", Hash: hash, Expect: expect, Version: version, Call: call, Return: call + 5, Result: result}
+	}
+	read := func(call int64, hash string, version uint64) Event {
+		return Event{Op: OpRead, Proc: "p", Key: "r", Hash: hash, Version: version, Call: call, Return: call + 1}
+	}
+	first := write(1, "a", 0, 7, OK)
+	for _, c := range []struct {
+		name   string
+		events []Event
+		good   bool
+	}{
+		{"one after the other", []Event{write(10, "b", 7, 9, OK), write(20, "c", 9, 12, OK), read(30, "c", 12)}, true},
+		{"two change the same version", []Event{write(10, "b", 7, 9, OK), write(11, "c", 7, 10, OK)}, false},
+		{"a version that was changed before", []Event{write(10, "b", 7, 9, OK), write(20, "c", 7, 12, OK)}, false},
+		{"a version that never was", []Event{write(10, "b", 8, 9, OK)}, false},
+		{"unknown, and it was", []Event{write(10, "b", 7, 0, Unknown), read(20, "b", 9), write(30, "c", 9, 10, OK)}, true},
+		{"unknown, and it was not", []Event{write(10, "b", 7, 0, Unknown), write(20, "c", 7, 10, OK), read(30, "c", 10)}, true},
+		{"unknown, and it was too late", []Event{write(10, "b", 7, 0, Unknown), write(20, "c", 7, 10, OK), read(30, "b", 11)}, false},
+		{"unknown, and what follows tells its version", []Event{write(10, "b", 7, 0, Unknown), write(20, "c", 9, 12, OK), read(30, "c", 12)}, true},
+		{"unknown, and both were", []Event{write(10, "b", 7, 0, Unknown), read(20, "b", 9), write(30, "c", 7, 12, OK)}, false},
+	} {
+		if got := checkEvents(t, append([]Event{first}, c.events...)); (got.Check("C10").Violations == 0) != c.good {
+			t.Errorf("%s:\n%s", c.name, got)
+		}
+	}
+}
+
+// A group that a person may have moved may stand anywhere from then on, or from any later moment on, but was moved once.
+func TestUnknownReset(t *testing.T) {
+	at := func(op Op, index uint64, call int64, result Result) Event {
+		return Event{Op: op, Topic: "t", Group: "g", Index: index, Call: call, Return: call + 1, Result: result}
+	}
+	events := []Event{at(OpReset, 40, 1, OK), at(OpOffset, 40, 10, ""), at(OpReset, 20, 20, Unknown), at(OpOffset, 40, 30, "")}
+	if r := checkEvents(t, events); !r.OK() {
+		t.Errorf("it was not moved:\n%s", r)
+	}
+	// Late, perhaps, but once.
+	if events = append(events, at(OpReset, 50, 40, OK), at(OpOffset, 35, 50, "")); !checkEvents(t, events).OK() {
+		t.Errorf("it was moved late:\n%s", checkEvents(t, events))
+	}
+	events = append(events, at(OpOffset, 50, 60, ""))
+	if r := checkEvents(t, events); r.Check("C10").Violations == 0 {
+		t.Errorf("it was moved twice:\n%s", r)
+	}
+}

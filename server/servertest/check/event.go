@@ -126,8 +126,10 @@ type Event struct {
 	Ranges   [][2]uint64 `json:"ranges,omitempty"` // offset: consumed [from, to) above Index, ascending
 	Pending  uint64      `json:"pending,omitempty"`
 	Version  uint64      `json:"version,omitempty"`
-	Usage    *Usage      `json:"usage,omitempty"`
-	Reason   string      `json:"reason,omitempty"` // free text: the code of a failed ack, how a consumer died
+	// Expect, of a write: it was to change that version, and no other. 0: any.
+	Expect uint64 `json:"expect,omitempty"`
+	Usage  *Usage `json:"usage,omitempty"`
+	Reason string `json:"reason,omitempty"` // free text: the code of a failed ack, how a consumer died
 }
 
 // Validate says what makes e unusable, if anything. It looks at one event only.

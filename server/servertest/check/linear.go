@@ -93,6 +93,7 @@ type registerOp struct {
 	proc      uint32
 	hash      uint32
 	version   uint64
+	expect    uint64 // of a write: of what it changes; 0: of anything
 	call, ret int64
 	result    Result
 }
@@ -106,7 +107,7 @@ func (o registerOp) what() string {
 
 func (c *Checker) addRegister(e *Event) {
 	k := c.names.number(e.Key)
-	o := registerOp{e.Op == OpRead, c.names.number(e.Proc), c.names.number(e.Hash), e.Version, e.Call, e.Return, e.Result}
+	o := registerOp{e.Op == OpRead, c.names.number(e.Proc), c.names.number(e.Hash), e.Version, e.Expect, e.Call, e.Return, e.Result}
 	for i, was := range c.writes[k] { // begun, and then returned
 		if !was.read && !o.read && was.result == "" && was.proc == o.proc && was.call == o.call {
 			c.writes[k][i] = o
@@ -155,10 +156,12 @@ var registerModel = porcupine.Model{
 				s.version, s.exact = o.version, true
 			}
 			return fits, s
+		case o.expect != 0 && o.expect != s.version && (s.exact || o.expect < s.version):
+			return o.result != OK, s // one of unknown outcome has changed nothing then
 		case o.version != 0:
 			return o.version > s.version, registerState{o.hash, o.version, true}
 		}
-		return true, registerState{o.hash, s.version + 1, false}
+		return true, registerState{o.hash, max(s.version, o.expect) + 1, false}
 	},
 }
 
@@ -196,10 +199,12 @@ func (c *Checker) offsetOps(g *groupPartition) (ops []porcupine.Operation, ok bo
 		ops = append(ops, op)
 	}
 	for _, r := range g.resets {
+		op := porcupine.Operation{Input: offsetOp{OpReset, r.index, 0, nil}, Call: r.call, Return: r.ret}
 		if r.unknown {
-			return nil, false
+			open++
+			op.Input, op.Return = offsetOp{op: moved}, math.MaxInt64
 		}
-		ops = append(ops, porcupine.Operation{Input: offsetOp{OpReset, r.index, 0, nil}, Call: r.call, Return: r.ret})
+		ops = append(ops, op)
 	}
 	for _, o := range g.observed {
 		ops = append(ops, porcupine.Operation{Input: offsetOp{OpOffset, o.index, o.index + 1, o.ranges}, Output: true, Call: o.call, Return: o.ret})
@@ -227,7 +232,11 @@ func (c *Checker) merged(g *groupPartition, a *ack) int64 {
 	return max(ill.ret, a.ret)
 }
 
+// moved is the op of a move to anywhere.
+const moved Op = "moved"
+
 type offsetState struct {
+	any    bool // it was moved, and nobody has looked since
 	offset uint64
 	ranges [][2]uint64 // above it, ascending, apart
 }
@@ -237,17 +246,23 @@ func offsetModel(start uint64) porcupine.Model {
 		Init: func() any { return offsetState{offset: start} },
 		Step: func(state, input, _ any) (bool, any) {
 			s, o := state.(offsetState), input.(offsetOp)
-			switch o.op {
-			case OpAck:
-				return true, s.acked(o.from, o.to)
-			case OpReset:
+			switch {
+			case o.op == moved:
+				return true, offsetState{any: true}
+			case o.op == OpReset:
 				return true, offsetState{offset: o.from}
+			case s.any && o.op == OpAck:
+				return true, s
+			case s.any:
+				return true, offsetState{offset: o.from, ranges: o.ranges}
+			case o.op == OpAck:
+				return true, s.acked(o.from, o.to)
 			}
 			return s.offset == o.from && slices.Equal(s.ranges, o.ranges), s
 		},
 		Equal: func(a, b any) bool {
 			s, t := a.(offsetState), b.(offsetState)
-			return s.offset == t.offset && slices.Equal(s.ranges, t.ranges)
+			return s.any == t.any && s.offset == t.offset && slices.Equal(s.ranges, t.ranges)
 		},
 	}
 }
@@ -275,9 +290,9 @@ func (s offsetState) acked(from, to uint64) offsetState {
 		ranges = append(ranges, [2]uint64{from, to})
 	}
 	if ranges[0][0] == s.offset {
-		return offsetState{ranges[0][1], ranges[1:]}
+		return offsetState{offset: ranges[0][1], ranges: ranges[1:]}
 	}
-	return offsetState{s.offset, ranges}
+	return offsetState{offset: s.offset, ranges: ranges}
 }
 
 // oneLease needs no search: the leases of an epoch ascend, so their order is known, and each of them is given when all before it may have

@@ -149,6 +149,8 @@ func (e *Event) setNumber(name string, n uint64, negative bool) bool {
 		e.Pending = n
 	case "version":
 		e.Version = n
+	case "expect":
+		e.Expect = n
 	case "partition":
 		e.Partition = uint16(n)
 		return n < 1<<16

@@ -649,6 +649,9 @@ func (c *Checker) observations(g *groupPartition, out *CheckResult) {
 		for _, s := range g.resets {
 			if s.call <= o.ret {
 				base, checkedTo = s.index, max(checkedTo, s.index)
+				if s.unknown { // to anywhere
+					base = math.MaxUint64
+				}
 			}
 		}
 		if at, bad := unheard(max(base, checkedTo), o.index, o.ret); bad {
