@@ -204,7 +204,7 @@ func (c *campaign) run(ctx context.Context) (err error) {
 				for n < len(left[i]) && left[i][n]/lifeSchedules == left[i][0]/lifeSchedules {
 					n++
 				}
-				err = c.life(ctx, k, left[i][:n])
+				n, err = c.life(ctx, k, left[i][:n])
 			}
 			if !c.require && missing(err) {
 				fmt.Fprintf(c.out, "%s: left out: %v\n", k.name, err)
@@ -263,14 +263,15 @@ func (k *kind) shapeOf(seed uint64) shape {
 	return shapes[rng.IntN(len(shapes))]
 }
 
-// life runs schedules on one cluster, looks at its disks, and adds their rows.
-func (c *campaign) life(ctx context.Context, k *kind, seeds []uint64) (err error) {
+// life runs schedules on one cluster, looks at its disks, and adds their rows. It returns how many they were: it ends when one has shown something, or the
+// campaign is to stop.
+func (c *campaign) life(ctx context.Context, k *kind, seeds []uint64) (n int, err error) {
 	s := k.shapeOf(seeds[0])
 	dir := c.folder(k, seeds[0])
 	begun := time.Now()
 	t, err := c.begin(ctx, k, s, dir)
 	if err != nil {
-		return c.notBegun(t, err)
+		return 0, c.notBegun(t, err)
 	}
 	c.up(t, begun)
 	var rows []row
@@ -289,7 +290,7 @@ func (c *campaign) life(ctx context.Context, k *kind, seeds []uint64) (err error
 			break
 		}
 	}
-	return c.finish(ctx, t, seeds[min(len(rows), len(seeds)-1)], rows, err)
+	return len(rows), c.finish(ctx, t, seeds[min(len(rows), len(seeds)-1)], rows, err)
 }
 
 // notBegun ends a cluster that did not begin.
@@ -306,8 +307,17 @@ func (c *campaign) up(t *trial, begun time.Time) {
 }
 
 func (c *campaign) tell(r *row, took time.Duration) {
-	fmt.Fprintf(c.out, "%-12s seed %-5d %4.1f s  ok %d, unknown %d, failed %d, again %d, recovery %v: %s\n",
-		r.Kind, r.Seed, took.Seconds(), r.OK, r.Unknown, r.Failed, r.Duplicate, r.Recovery.Round(time.Millisecond), r.Faults)
+	fmt.Fprintf(c.out, "%-12s seed %-5d %4.1f s  ok %d, unknown %d, failed %d, again %d, recovery %v, count %d: %s\n",
+		r.Kind, r.Seed, took.Seconds(), r.OK, r.Unknown, r.Failed, r.Duplicate, r.Recovery.Round(time.Millisecond), r.Count, short(r.Faults))
+}
+
+// short cuts off what is too much for a line that people read; the file has all.
+func short(faults string) string {
+	const most = 300
+	if len(faults) <= most {
+		return faults
+	}
+	return faults[:strings.LastIndexByte(faults[:most], ' ')] + " ..."
 }
 
 // finish ends a cluster, looks at its disks, and adds rows of it, the last of which is told what they show. seed is of what was under way when err came.
@@ -329,6 +339,9 @@ func (c *campaign) finish(ctx context.Context, t *trial, seed uint64, rows []row
 	if len(rows) > 0 && ctx.Err() == nil {
 		t.autopsy()
 		t.judge(&rows[len(rows)-1])
+	}
+	if err == nil {
+		err = context.Cause(ctx) // nobody has looked at the disks
 	}
 	err = errors.Join(err, t.keepDisks(), t.close())
 	if err != nil {

@@ -273,6 +273,7 @@ var kinds = []kind{
 			asking, cancel := context.WithTimeout(ctx, recoverWithin)
 			defer cancel()
 			_, err := admin.New(t.admin).Operate(asking, admin.Operation{BrokerGroup: g, Action: admin.Transfer, Reason: "chaos"})
+			t.times = 0 // the old one knows of it
 			return err
 		}},
 	}},

@@ -23,7 +23,7 @@ var goals = []goal{
 	{kind: "disk-full", what: "full disks", release: 100},
 	{kind: "disk-slow", what: "slow disks"},
 	{kind: "disk-error", what: "failing disks"},
-	{kind: "two-masters", what: "changes of master", schedules: true, release: 300},
+	{kind: "two-masters", what: "masters that know nothing of the next one", schedules: true, release: 300},
 	{kind: "clones", what: "crash clones", release: 100_000},
 	{kind: "errors", what: "injected errors"},
 	{kind: "broker", what: "power losses, kills, errors, full disks and stops"},

@@ -65,8 +65,7 @@ func (c *campaign) test(ctx context.Context, k *kind, seed uint64) error {
 	if err := appendRows(file, r); err != nil {
 		return err
 	}
-	fmt.Fprintf(c.out, "%-12s seed %-5d %4.1f s  ok %d, unknown %d, failed %d, again %d, recovery %v, count %d: %s\n",
-		k.name, seed, time.Since(begun).Seconds(), r.OK, r.Unknown, r.Failed, r.Duplicate, r.Recovery.Round(time.Millisecond), r.Count, r.Faults)
+	c.tell(&r, time.Since(begun))
 	if r.Violations() == 0 {
 		return os.RemoveAll(dir)
 	}
