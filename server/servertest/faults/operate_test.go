@@ -29,8 +29,9 @@ type operator struct {
 	writes int
 }
 
+// operator has not the producers' client: who changes a topic asks for its route again, maybe at a node that stands still.
 func (x *trial) operator(proc string, number int) *operator {
-	return &operator{x: x, admin: x.client(proc, "producers"), rng: rand.New(rand.NewPCG(x.rng.Uint64(), 25)), proc: proc, number: number}
+	return &operator{x: x, admin: x.client(proc, "operators"), rng: rand.New(rand.NewPCG(x.rng.Uint64(), 25)), proc: proc, number: number}
 }
 
 // run goes on until ctx ends. The first operator moves the group too.
