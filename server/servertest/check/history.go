@@ -133,7 +133,7 @@ type Reader struct {
 // NewReader reads from r.
 func NewReader(r io.Reader) *Reader {
 	in := bufio.NewScanner(r)
-	in.Buffer(make([]byte, 0, 64<<10), lineBytesMax)
+	in.Buffer(nil, lineBytesMax)
 	return &Reader{in: in, known: map[string]string{}}
 }
 
