@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"io/fs"
 	"log/slog"
 	"sync"
@@ -170,7 +171,10 @@ func (f *File) keep(from int64) error {
 	b := make([]byte, min(zeroesAtOnce, f.mu.end-from))
 	for at := from; at < f.mu.end; at += int64(len(b)) {
 		b = b[:min(int64(len(b)), f.mu.end-at)]
-		if _, err := f.mu.file.ReadAt(b, at); err != nil {
+		n, err := f.mu.file.ReadAt(b, at)
+		if errors.Is(err, io.EOF) { // what aligns the last record is missing
+			clear(b[n:])
+		} else if err != nil {
 			return err
 		}
 		if _, err := f.mu.file.WriteAt(b, at); err != nil {
