@@ -379,7 +379,7 @@ func (x *operation) print(cmd *cobra.Command, r *admin.Outcome) error {
 	if r.Took == 0 {
 		return fmt.Errorf("broker %s was named master, and is not heard to serve yet: jmq broker-group status %s says why", master, r.Groups[0].Name)
 	}
-	x.say(cmd, "done", []string{fmt.Sprintf("broker %s serves as master; the broker group took no messages for %v at most", master, r.Took.Round(10*time.Millisecond))})
+	x.say(cmd, "done", []string{fmt.Sprintf("broker %s serves as master, as was heard %v after the command began; the pause is a part of that", master, r.Took.Round(time.Millisecond))})
 	return nil
 }
 
@@ -452,8 +452,8 @@ func brokerGroupTransferCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "transfer NAME", Short: "Have the master hand over to a slave in sync: nothing is lost, and no send fails",
 		Long: `Have the master hand over to a slave in sync, before its machine is stopped: it takes no more messages for a moment, in which they go to other broker
-groups, waits until the slave has everything, and becomes its slave. It is waited for, half a minute at most; else the master goes on. It says within which time the
-slave served. A registry that goes away in between is waited for: until it says who was named nobody serves the broker group, since two could.`,
+groups, waits until the slave has everything, and becomes its slave. It is waited for, half a minute at most; else the master goes on. It says after which time the
+slave was heard to serve. A registry that goes away in between is waited for: until it says who was named nobody serves the broker group, since two could.`,
 		Example: "  jmq broker-group transfer b1\n  jmq broker-group transfer b1 --to b1-2",
 	}
 	x.flags(cmd)

@@ -58,6 +58,7 @@ type trial struct {
 	groups   []string       // of consumers
 	database *meta.Memory   // of the first registry node
 	others   []*meta.Memory // the same one, as the others reach it
+	stalled  time.Duration  // the machine, as await saw; of the test's goroutine
 	rng      *rand.Rand
 	clocks   map[string]*atomic.Int64 // of nodes: how far they are wrong
 	strict   atomic.Bool              // only one broker group is ill: what may go to others must be ok
@@ -489,22 +490,24 @@ func (x *trial) well() {
 	}
 }
 
-// await waits until good, or fails the test.
+// await waits until good, or fails the test. What the machine let this goroutine wait beyond its naps is taken off, and noted in stalled.
 func (x *trial) await(what string, most time.Duration, good func() bool) {
 	x.t.Helper()
-	late := time.NewTimer(most)
-	defer late.Stop()
-	look := time.NewTicker(5 * time.Millisecond)
-	defer look.Stop()
+	const nap, least = 5 * time.Millisecond, 10 * time.Millisecond
+	begun, before := time.Now(), x.stalled
 	for !good() {
-		select {
-		case <-look.C:
-		case <-late.C:
-			x.mu.Lock()
-			last := x.mu.events[max(0, len(x.mu.events)-8):]
-			x.mu.Unlock()
-			x.t.Fatalf("not within %v: %s; brokers %v\nlast events %+v", most, what, x.status(), last)
+		due := time.Now().Add(nap)
+		time.Sleep(nap)
+		if over := time.Since(due); over > least {
+			x.stalled += over
 		}
+		if time.Since(begun)-(x.stalled-before) < most {
+			continue
+		}
+		x.mu.Lock()
+		last := x.mu.events[max(0, len(x.mu.events)-8):]
+		x.mu.Unlock()
+		x.t.Fatalf("not within %v, the machine having stood still for %v more: %s; brokers %v\nlast events %+v", most, x.stalled-before, what, x.status(), last)
 	}
 }
 
