@@ -192,7 +192,7 @@ func (c *Checker) offsetOps(g *groupPartition) (ops []porcupine.Operation, ok bo
 			open++
 			op.Return = math.MaxInt64
 		case a.lease&sideLease != 0:
-			if op.Return = c.merged(g, &a); op.Return == math.MaxInt64 {
+			if op.Return = c.heard(g, &a); op.Return == math.MaxInt64 {
 				open++
 			}
 		}
@@ -212,12 +212,13 @@ func (c *Checker) offsetOps(g *groupPartition) (ops []porcupine.Operation, ok bo
 	return ops, open <= openMost
 }
 
-// merged is when the master had an ack that a slave took, at the latest: when its broker group was well again. math.MaxInt64: never, or nobody knows.
-func (c *Checker) merged(g *groupPartition, a *ack) int64 {
-	ill := outage{span: span{math.MaxInt64, math.MaxInt64}}
+// heard is when the master had an ack that a slave took, at the latest: when its broker group was well again, or at once where no outage is told of.
+// math.MaxInt64: maybe never, since the group was moved meanwhile.
+func (c *Checker) heard(g *groupPartition, a *ack) int64 {
+	var ill *outage // the first to end
 	during := func(o outage) {
-		if c.hits(o, g.logKey) && o.call <= a.ret && a.call <= o.ret && o.ret < ill.ret {
-			ill = o
+		if c.hits(o, g.logKey) && o.call <= a.ret && a.call <= o.ret && (ill == nil || o.ret < ill.ret) {
+			ill = &o
 		}
 	}
 	for _, s := range c.restarts {
@@ -226,7 +227,10 @@ func (c *Checker) merged(g *groupPartition, a *ack) int64 {
 	for _, w := range c.aways {
 		during(w.outage)
 	}
-	if ill.ret < math.MaxInt64 && g.resetBetween(ill.call, ill.ret) {
+	switch {
+	case ill == nil:
+		return a.ret
+	case g.resetBetween(ill.call, ill.ret):
 		return math.MaxInt64
 	}
 	return max(ill.ret, a.ret)

@@ -617,11 +617,15 @@ func (c *Checker) observations(g *groupPartition, out *CheckResult) {
 		if a.result == Failed {
 			continue
 		}
+		heard := a.ret
+		if a.lease&sideLease != 0 {
+			heard = c.heard(g, &a)
+		}
 		i, _ := slices.BinarySearch(indexes, a.from)
 		for ; i < len(indexes) && indexes[i] < a.to; i++ {
 			times[i].maybe = min(times[i].maybe, a.call)
 			if a.result == OK && !c.unmerged(g.logKey, &a) && !slices.ContainsFunc(g.resets, func(o observation) bool { return o.ret >= a.call }) {
-				times[i].sure = min(times[i].sure, a.ret)
+				times[i].sure = min(times[i].sure, heard)
 			}
 		}
 	}
