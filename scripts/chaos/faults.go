@@ -279,7 +279,7 @@ var kinds = []kind{
 	}},
 	{name: "clones", test: &test{layer: "memory", pkg: "server/servertest/calls", name: "TestClones", within: 5 * time.Minute}},
 	{name: "errors", test: &test{layer: "memory", pkg: "server/servertest/calls", name: "TestErrors", within: 5 * time.Minute}},
-	{name: "broker", test: &test{layer: "memory", pkg: "server/servertest", name: "TestCampaign", long: "JMQ_TEST_CYCLES=50", short: "JMQ_TEST_CYCLES=5", within: 10 * time.Minute}},
+	{name: "broker", test: &test{layer: "memory", pkg: "server/servertest", name: "TestCampaign", long: "JMQ_TEST_CYCLES=25", short: "JMQ_TEST_CYCLES=5", within: 10 * time.Minute}},
 	{name: "sim", test: &test{layer: "simulation", pkg: "server/servertest/faults", name: "TestSimulation", long: "JMQ_TEST_DAYS=1", within: 30 * time.Minute}},
 }
 

@@ -42,13 +42,17 @@ type clones struct {
 
 // TestClones lets a broker live several times, and end in order, by a kill or a lost power, on one disk. At each call that changes something a clone
 // is made of what a lost power would leave: none, all or some of what was not synced. It is opened, and compared with what clients were told, and goes
-// on; of some the recovery loses its power too. A change of names needs its sync, or does not.
+// on; of some the recovery loses its power too. A change of names needs its sync, or does not. With every fourth seed it is the disk of a slave.
 func TestClones(t *testing.T) {
 	seed := newSeed(t)
-	c := runClones(t, seed)
+	who, run := "broker", runClones
+	if seed%4 == 3 {
+		who, run = "slave", runSlaveClones
+	}
+	c := run(t, seed)
 	all := c.w.ledger.figures()
 	all.Seed, all.Count = seed, c.opened
-	all.Faults = fmt.Sprintf("power lost at %d calls; lives end by %s", c.ops, strings.Join(c.did, ", "))
+	all.Faults = fmt.Sprintf("power of a %s lost at %d calls; its lives end by %s", who, c.ops, strings.Join(c.did, ", "))
 	tell(t, &all, c.problems)
 	if all.OK < 10 && len(c.problems) == 0 {
 		t.Errorf("only %d sends were ok", all.OK)
@@ -145,6 +149,9 @@ func (c *clones) after(op journaltest.Op) {
 			c.left = clone.CrashClone(vfs.CrashCloneCfg{})
 		}
 		c.dead.Store(true)
+	}
+	if c.rng.IntN(spare()) > 0 {
+		return
 	}
 	what := fmt.Sprintf("power lost after call %d, %v, with %d %% of the unsynced", c.ops, op, percent)
 	if c.rng.IntN(recoveries()) == 0 {

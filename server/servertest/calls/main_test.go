@@ -36,10 +36,18 @@ func lives() int {
 	return 5
 }
 
+// spare is how many calls there are to one of which a clone is looked at.
+func spare() int {
+	if raceEnabled {
+		return 4
+	}
+	return 1
+}
+
 // recoveries is how many clones there are to one whose recovery loses its power too.
 func recoveries() int {
 	if raceEnabled {
-		return 50
+		return 15
 	}
 	return 10
 }

@@ -13,9 +13,10 @@ func TestPlanted(t *testing.T) {
 	const within = 8
 	clones := func(t *testing.T, seed uint64) []problem { return runClones(t, seed).problems }
 	errors := func(t *testing.T, seed uint64) []problem { return runErrors(t, seed).problems }
+	slave := func(t *testing.T, seed uint64) []problem { return runSlaveClones(t, seed).problems }
 	for bug, run := range map[string]func(*testing.T, uint64) []problem{
 		"journal: small commit not synced":         clones,
-		"journal: directory not synced":            clones,
+		"journal: directory not synced":            slave,
 		"broker: ack answered before its commit":   clones,
 		"offset: ranges not restored":              clones,
 		"side: ok before it is synced":             clones,

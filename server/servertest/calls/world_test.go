@@ -47,6 +47,7 @@ type world struct {
 
 	broker  *broker.Broker
 	store   *local.Store
+	journal *journal.Journal
 	offsets *offset.Table
 	side    *side.File
 	state   *replica.StateFile
@@ -54,6 +55,7 @@ type world struct {
 	waiting sync.WaitGroup // for answers
 	boots   uint32
 	machine string
+	keep    bool // nothing is trimmed
 }
 
 // options of the store on a file system.
@@ -85,6 +87,14 @@ func (w *world) open(machine string) (err error) {
 	w.broker = broker.New(broker.Options{Offsets: w.offsets, Boot: w.boots, AckTimeout: time.Hour, Grace: time.Hour, Readers: 1})
 	o := w.options(w.fs, w.offsets)
 	o.Gather = w.broker.Gather
+	o.OpenLog = func(lo local.LogOptions) (local.Log, error) {
+		l, err := replica.OpenSolo(lo)
+		if err != nil {
+			return nil, err
+		}
+		w.journal = l.Journal
+		return l, nil
+	}
 	if w.store, err = local.Open(o); err != nil {
 		return err
 	}
@@ -390,7 +400,7 @@ func (w *world) alter() {
 // trim lets go of what all groups have acked.
 func (w *world) trim() {
 	t, there := w.store.Topic(0, orders)
-	if !there {
+	if !there || w.keep {
 		return
 	}
 	p := w.rng.IntN(partitions)
