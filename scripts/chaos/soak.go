@@ -82,6 +82,7 @@ func (t *trial) window(ctx context.Context, seed uint64, lasts time.Duration) (r
 	t.happened, t.count, t.recovery = nil, 0, 0
 	over := time.Now().Add(lasts)
 	stop, err := t.send()
+	steered := t.steer()
 	if err == nil {
 		err = t.goesOn(ctx, "all is well", 3, topics...)
 	}
@@ -95,8 +96,12 @@ func (t *trial) window(ctx context.Context, seed uint64, lasts time.Duration) (r
 		t.hold(ctx, 200, 3000)
 	}
 	stop()
+	steered()
 	if err == nil {
 		err = t.drain(ctx)
+	}
+	if err == nil {
+		err = t.settled(ctx)
 	}
 	if err == nil {
 		err = t.same(ctx)
@@ -216,6 +221,9 @@ func (t *trial) forget() {
 	}
 	for _, e := range masters {
 		carried = append(carried, e)
+	}
+	for topic, is := range t.registers {
+		carried = append(carried, check.Event{Op: check.OpWrite, Proc: "before", Key: topic, Hash: is.name, Version: is.revision, Call: at, Return: at, Result: check.OK})
 	}
 	for proc, u := range t.base {
 		carried = append(carried, check.Event{Op: check.OpUsage, Proc: proc, Usage: &u, Call: t.based})

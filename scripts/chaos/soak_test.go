@@ -73,19 +73,27 @@ func TestWindows(t *testing.T) {
 			w[0] = append(w[0], check.Event{Op: check.OpMaster, Proc: "b1", BrokerGroup: "b1", Epoch: 7, Call: 1, Return: 2})
 			w[2] = append(w[2], check.Event{Op: check.OpMaster, Proc: "b2", BrokerGroup: "b1", Epoch: 7, Call: 400, Return: 500})
 		}, "C9"},
+		{"settings that were changed in the window before are changed again", func(w [][]check.Event) {
+			w[1] = append(w[1], check.Event{Op: check.OpWrite, Proc: "s", Key: "settings-1", Hash: "new", Expect: 5, Version: 9, Call: 300, Return: 301, Result: check.OK})
+		}, "C10"},
+		{"settings are changed in one window after the other", func(w [][]check.Event) {
+			w[1] = append(w[1], check.Event{Op: check.OpWrite, Proc: "s", Key: "settings-1", Hash: "new", Expect: 7, Version: 9, Call: 1 << 62, Return: 1<<62 + 1, Result: check.OK})
+		}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			windows := [][]check.Event{windowOf(0, 10, 1000), windowOf(10, 10, 1000), windowOf(20, 10, 1000), scanOf(0, 40)}
 			last := windowOf(30, 10, 1000)
 			c.change(windows)
-			tr := &trial{k: &kinds[0], c: &campaign{}, oks: map[string]*atomic.Int64{}}
+			tr := &trial{k: &kinds[0], c: &campaign{}, oks: map[string]*atomic.Int64{}, registers: map[string]register{}}
 			var r row
 			for _, w := range windows[:3] {
 				tr.event(w...)
 				tr.judge(&r)
+				tr.registers["settings-1"] = register{"old", 7}
 				tr.forget()
+				delete(tr.registers, "settings-1") // what is known now is another matter
 			}
-			if n := len(tr.mu.events); n > 5 {
+			if n := len(tr.mu.events); n > 6 {
 				t.Errorf("%d events are kept", n)
 			}
 			tr.event(last...)

@@ -58,6 +58,8 @@ type trial struct {
 	stopConsuming    context.CancelFunc
 	clients          []*client.Client
 	workers          []*worker
+	stewards         []*steward
+	registers        map[string]register      // as they were at rest
 	work             bool                     // workers are to run
 	oks, got         map[string]*atomic.Int64 // by topic
 
@@ -216,6 +218,9 @@ func (t *trial) load(ctx context.Context) error {
 			commands = append(commands, "broker-group alter "+g+" --mode auto")
 		}
 	}
+	if t.k.soak {
+		commands = append(commands, stewardCommands(all)...)
+	}
 	commands = append(commands, "credential create --app "+app+" --out "+filepath.Join(t.dir, "app.credential"))
 	for _, line := range commands {
 		if err := t.Jmq(ctx, strings.Fields(line)...); err != nil {
@@ -285,6 +290,9 @@ func (t *trial) join(ctx context.Context) (err error) {
 			}
 		}
 	}
+	if t.k.soak {
+		return t.joinStewards(ctx)
+	}
 	return nil
 }
 
@@ -309,12 +317,16 @@ func (t *trial) dial(proc string) (*client.Client, error) {
 	return t.dialAs(context.Background(), proc, filepath.Join(t.dir, "app.credential"), t.Addresses(""))
 }
 
-func (t *trial) dialAs(ctx context.Context, proc, credential string, addresses []string) (*client.Client, error) {
+// dialAs connects a client, which has no more registry nodes than those of only, if there are any.
+func (t *trial) dialAs(ctx context.Context, proc, credential string, addresses []string, only ...*localcluster.Node) (*client.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, recoverWithin)
 	defer cancel()
 	options := []client.Option{client.WithApp(app), client.WithCredentialsFile(credential)}
 	if t.network != nil {
 		options = append(options, client.WithDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			if len(only) > 0 && slices.ContainsFunc(t.Of("registry"), func(n *localcluster.Node) bool { return n.Wire == address && !slices.Contains(only, n) }) {
+				return nil, errors.New("it is of another registry node")
+			}
 			return t.network.Dial(ctx, clientsHost, address)
 		}))
 	}
