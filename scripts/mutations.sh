@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
 # Gives every decoder mutations until each has had so many, over as many runs as it takes: scripts/mutations.sh 100000000 FILE [PACKAGE...]
-# FILE gets a line for each run of a target; lines of the same code count together, and their seeds are not run again. It is resumed by the same command. A
-# target in which something was found is not run again until the code is another, or its line is deleted because the check was wrong.
+# FILE gets a line for each run of a target; lines of the same code, which is that of the target's package and of what it imports, count together, and their
+# seeds are not run again. It is resumed by the same command. A target in which something was found is not run again until the code is another, or its line is deleted because the check was wrong.
 # At the end, and with 0 at once, it prints what FILE has. JOBS=2 runs two at once, each on one processor; EACH=N are the mutations of a line.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 want=${1:?how many mutations of each decoder} file=${2:?file of lines} each=${EACH:-10000000} jobs=${JOBS:-1}
 shift 2
-code=$("${GO:-go}" run ./scripts/chaos digest)
 test -s "$file" || echo code,package,target,seed,mutations,taken,found,seconds >"$file"
 file=$(cd "$(dirname "$file")" && pwd)/$(basename "$file")
 dir=$(mktemp -d)
@@ -19,14 +18,18 @@ git ls-files '*_test.go' | xargs grep -oE '^func Fuzz[A-Za-z0-9_]*' | sed 's/:fu
 	test "$package" != ./server/servertest/mutate || continue # its own example
 	test $# -eq 0 || [[ " $* " == *" $package "* ]] || continue
 	echo "$package $target"
-done >"$dir/targets"
+done >"$dir/named"
+"${GO:-go}" run ./scripts/chaos digest $(cut -d' ' -f1 "$dir/named" | sort -u) >"$dir/codes"
+awk 'NR == FNR { code[$1] = $2; next } { print $0, code[$1] }' "$dir/codes" "$dir/named" >"$dir/targets" # package, target, code
 
 # Fast ones first, as far as FILE knows them of whatever code; what was found in a target once ends it.
-awk -F'[, ]' -v c="$code" -v want="$want" -v each="$each" '
-	NR == FNR { k = $2 " " $3; if ($8 > 0) { all[k] += $5; s[k] += $8 } if ($1 == c) { n[k] += $5; bad[k] += $7; if ($4 > seed[k]) seed[k] = $4 } next }
+awk -F'[, ]' -v want="$want" -v each="$each" '
+	FILENAME != last { file++; last = FILENAME }
+	file == 1 { code[$1] = $2; next }
+	file == 2 { k = $2 " " $3; if ($8 > 0) { all[k] += $5; s[k] += $8 } if ($1 == code[$2]) { n[k] += $5; bad[k] += $7; if ($4 > seed[k]) seed[k] = $4 } next }
 	{ k = $1 " " $2; rate = s[k] > 0 ? all[k] / s[k] : 1e9
-	  if (!bad[k]) for (left = want - n[k]; left > 0; left -= each) printf "%d %s %d %d\n", rate, k, ++seed[k], (left < each ? left : each) }
-' "$file" "$dir/targets" | sort -s -rn -k1,1 | cut -d' ' -f2- >"$dir/runs"
+	  if (!bad[k]) for (left = want - n[k]; left > 0; left -= each) printf "%d %s %s %d %d\n", rate, k, $3, ++seed[k], (left < each ? left : each) }
+' "$dir/codes" "$file" "$dir/targets" | sort -s -rn -k1,1 | cut -d' ' -f2- >"$dir/runs"
 
 for package in $(cut -d' ' -f1 "$dir/runs" | sort -u); do
 	"${GO:-go}" test -c -o "$dir/${package//\//_}.test" "$package"
@@ -34,9 +37,9 @@ done
 
 # worker takes runs that no other has taken.
 worker() {
-	local i=0 package target JMQ_TEST_SEED JMQ_TEST_MUTATIONS line child=
+	local i=0 package target code JMQ_TEST_SEED JMQ_TEST_MUTATIONS line child=
 	trap 'test -z "$child" || kill "$child"; exit 1' TERM
-	while read -r package target JMQ_TEST_SEED JMQ_TEST_MUTATIONS; do
+	while read -r package target code JMQ_TEST_SEED JMQ_TEST_MUTATIONS; do
 		i=$((i + 1))
 		mkdir "$dir/$i" 2>/dev/null || continue
 		test ! -e "$dir/bad.${package//\//_}.$target" || continue
@@ -60,9 +63,11 @@ for ((w = 0; w < jobs; w++)); do
 done
 wait
 
-awk -F'[, ]' -v c="$code" '
-	NR == FNR { k = $2 " " $3; if ($1 == c) { n[k] += $5; taken[k] += $6; bad[k] += $7; s[k] += $8 } next }
+awk -F'[, ]' '
+	FILENAME != last { file++; last = FILENAME }
+	file == 1 { code[$1] = $2; next }
+	file == 2 { k = $2 " " $3; if ($1 == code[$2]) { n[k] += $5; taken[k] += $6; bad[k] += $7; s[k] += $8 } next }
 	{ k = $1 " " $2; all++; found += bad[k]; if (all == 1 || n[k] < least) least = n[k]
 	  printf "%-44s %12d mutations  %5.1f %% taken  %8d a second%s\n", k, n[k], 100 * taken[k] / (n[k] + !n[k]), (s[k] > 0 ? n[k] / s[k] : 0), (bad[k] ? "  FOUND" : "") }
-	END { printf "code %s: %d decoders, at least %d mutations of each, %d found\n", c, all, least, found; exit (found > 0) }
-' "$file" "$dir/targets"
+	END { printf "%d decoders, at least %d mutations of each, %d found\n", all, least, found; exit (found > 0) }
+' "$dir/codes" "$file" "$dir/targets"

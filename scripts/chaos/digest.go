@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -39,7 +40,37 @@ func digest(ctx context.Context, root string) (commit, sum string, err error) {
 	if err != nil {
 		return "", "", fmt.Errorf("git ls-files: %w", err)
 	}
-	names := strings.Split(string(bytes.TrimRight(list, "\x00")), "\x00")
+	sum, err = hashFiles(root, strings.Split(string(bytes.TrimRight(list, "\x00")), "\x00"))
+	return commit, sum, err
+}
+
+// packageDigest is a hash of what of the product a package is made of: its own code and that of what it imports.
+func packageDigest(ctx context.Context, root, name string) (string, error) {
+	cmd := exec.CommandContext(ctx, cmp.Or(os.Getenv("GO"), "go"), "list", "-deps", "-f", "{{if .Module}}{{if .Module.Main}}{{$p := .Dir}}{{range .GoFiles}}{{$p}}/{{.}}\n{{end}}{{range .EmbedFiles}}{{$p}}/{{.}}\n{{end}}{{end}}{{end}}", name)
+	cmd.Dir = root
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	list, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("go list %s: %w: %s", name, err, bytes.TrimSpace(said.Bytes()))
+	}
+	absolute, err := filepath.Abs(root)
+	if err != nil {
+		return "", err
+	}
+	var names []string
+	for file := range strings.FieldsSeq(string(list)) {
+		relative, err := filepath.Rel(absolute, file)
+		if err != nil {
+			return "", err
+		}
+		names = append(names, filepath.ToSlash(relative))
+	}
+	return hashFiles(root, names)
+}
+
+// hashFiles is a hash of files, by their names.
+func hashFiles(root string, names []string) (string, error) {
 	slices.Sort(names)
 	all := sha256.New()
 	for _, name := range names {
@@ -51,12 +82,12 @@ func digest(ctx context.Context, root string) (commit, sum string, err error) {
 			continue // deleted, and not committed
 		}
 		if err != nil {
-			return "", "", err
+			return "", err
 		}
 		fmt.Fprintf(all, "%s %d\n", name, len(b))
 		all.Write(b)
 	}
-	return commit, hex.EncodeToString(all.Sum(nil)[:6]), nil
+	return hex.EncodeToString(all.Sum(nil)[:6]), nil
 }
 
 // ofProduct says whether a file is compiled into it.

@@ -87,7 +87,8 @@ func report(dir string, names []string) error {
 	return os.WriteFile(name, []byte(text.String()), 0o644)
 }
 
-// readReported reads files of both sorts. Lines count that are of the same code as the last one of the last file.
+// readReported reads files of both sorts. Lines of schedules count that are of the same code as the last one of the last file, those of mutations that are of
+// the same as the last one of their package.
 func readReported(names []string) (*reported, error) {
 	r := &reported{}
 	var all []row
@@ -96,9 +97,6 @@ func readReported(names []string) (*reported, error) {
 		lines, err := readMutations(name)
 		if err == nil {
 			mutations = append(mutations, lines...)
-			if len(lines) > 0 {
-				r.digest = lines[len(lines)-1][0]
-			}
 			continue
 		}
 		if !errors.Is(err, errNotMutations) {
@@ -112,7 +110,7 @@ func readReported(names []string) (*reported, error) {
 			r.digest = rows[len(rows)-1].Digest
 		}
 	}
-	if r.digest == "" {
+	if len(all) == 0 && len(mutations) == 0 {
 		return nil, errors.New("there are no lines")
 	}
 	for _, line := range all {
@@ -123,9 +121,12 @@ func readReported(names []string) (*reported, error) {
 		r.commit = line.Commit
 		r.rows = append(r.rows, line)
 	}
-	at := map[string]int{}
+	at, codes := map[string]int{}, map[string]string{}
 	for _, f := range mutations {
-		if f[0] != r.digest {
+		codes[f[1]] = f[0]
+	}
+	for _, f := range mutations {
+		if f[0] != codes[f[1]] {
 			r.others++
 			continue
 		}
@@ -198,11 +199,10 @@ func grouped(n int) string {
 }
 
 func (r *reported) print(w io.Writer) {
-	fmt.Fprintf(w, "Of the code %s", r.digest)
-	if r.commit != "" {
-		fmt.Fprintf(w, ", at commit %s", r.commit)
+	if r.digest != "" {
+		fmt.Fprintf(w, "Of the code %s, at commit %s: ", r.digest, r.commit)
 	}
-	fmt.Fprintf(w, ": %s schedules", grouped(len(r.rows)))
+	fmt.Fprintf(w, "%s schedules", grouped(len(r.rows)))
 	if r.others > 0 {
 		fmt.Fprintf(w, ". %s lines are of other code, and do not count", grouped(r.others))
 	}
