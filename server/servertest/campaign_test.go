@@ -352,6 +352,8 @@ func (c *campaign) run(v *verdict) error {
 	batches := c.producer(senders[1], "batch-0", 4, patience{timeout: 2 * time.Second}, client.Compress(client.Zstd, 1000))
 	batches.small = c.bulk
 	sends.Go(func() { batches.runBatches(sending) })
+	async := c.producer(senders[0], "async-0", 2, calm, client.Buffer(100, 64<<10)) // so that its batches fit into small segments
+	sends.Go(func() { async.runAsync(sending) })
 	for n := range 3 {
 		consumers.Go(func() { c.slot(consuming, fetchGroup, n, (*member).fetch) })
 	}

@@ -165,6 +165,23 @@ func (p *producer) runBatches(ctx context.Context) {
 	}
 }
 
+// runAsync sends without waiting: several messages of an order key are under way.
+func (p *producer) runAsync(ctx context.Context) {
+	for ctx.Err() == nil {
+		for range 1 + p.rng.IntN(6) {
+			m := p.message()
+			e := p.sent(m)
+			p.p.SendAsync(context.Background(), m, func(r client.Receipt, err error) { p.note(e, r, err) })
+		}
+		pause(ctx, time.Duration(p.rng.IntN(20))*time.Millisecond)
+	}
+	flushing, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	if err := p.p.Flush(flushing); err != nil {
+		p.c.problem("%s: flush: %v", p.proc, err)
+	}
+}
+
 // pause waits for d, or until ctx ends.
 func pause(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
@@ -304,17 +321,26 @@ const answerSlack = ackTimeout * 2 / 5
 
 // received notes a delivery, before anything is done with it; false if the member is dead. came is when its lease came.
 func (m *member) received(d *client.Delivery, came time.Time) bool {
+	return m.receivedUntil(d, came, time.Time{})
+}
+
+// receivedUntil is received of a lease that was extended; not later than it is.
+func (m *member) receivedUntil(d *client.Delivery, came, until time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.mu.dead {
 		return false
 	}
 	granted := came.Add(-answerSlack) // at the broker then, or later
+	deadline := granted.Add(ackTimeout)
+	if until.After(deadline) {
+		deadline = until
+	}
 	m.c.received.Add(1)
 	m.c.event(check.Event{
 		Op: check.OpRecv, Proc: m.proc, Topic: d.Topic, Group: d.Group, Partition: *d.Partition, Key: d.OrderKey, ID: d.ID, Seq: seqOf(d.Headers),
 		Index: d.Index, Epoch: d.Epoch, Lease: d.Lease, Member: d.Member, Hash: hash(d.Body), Call: now(),
-		Granted: granted.UnixNano(), Deadline: granted.Add(ackTimeout).UnixNano(),
+		Granted: granted.UnixNano(), Deadline: deadline.UnixNano(),
 	})
 	return true
 }
@@ -354,6 +380,16 @@ func (m *member) handle(ctx context.Context, ds []*client.Delivery, came time.Ti
 		m.receivedAll(ds[1:some], came)
 		pause(ctx, ackTimeout*5/4)
 		m.ack(ds[:some])
+	case m.draw(60): // asks for more time, and needs it
+		until := time.Now().Add(2 * ackTimeout)
+		if err := ds[0].Extend(ctx, 2*ackTimeout); err != nil {
+			return
+		}
+		for _, d := range ds[1:] {
+			m.receivedUntil(d, came, until)
+		}
+		pause(ctx, ackTimeout*5/4)
+		m.ack(ds)
 	case m.draw(25): // gives it all back
 		m.receivedAll(ds[1:some], came)
 		m.release(ds)
