@@ -14,7 +14,7 @@ func (s *Server) keep(e *engine, offsets *offset.Table) (*retention.Keeper, erro
 	b := &s.config.Broker
 	vf := s.config.FS
 	return retention.Start(retention.Options{
-		Store: e.store, Groups: func(t offset.Topic) []retention.Group { return groupsOf(e.broker, offsets, t) },
+		Store: e.store, Groups: func(t offset.Topic) []retention.Group { return groupsOf(e.broker, offsets, t) }, Settled: e.broker.Settled,
 		SetWritable: e.broker.SetWritable, End: e.store.Committed,
 		FS: vf, StateFile: vf.PathJoin(s.dir, stateName),
 		Folders: []retention.Folder{

@@ -142,6 +142,7 @@ type Broker struct {
 	acks     acks
 	watch    watch
 	births   births
+	moving   sync.RWMutex // read-held while a group is made or moved: Settled
 	room     room
 	changes  chan struct{}                  // has room for one: alterations, deletions and resets come one after another
 	heavy    chan struct{}                  // has room for one: what looks at many partitions or reads messages for an operator

@@ -134,6 +134,14 @@ func (b *Broker) removeGroup(ctx context.Context, r *wire.RemoveGroupRequest) er
 	return nil
 }
 
+// Settled runs f while no group is being made, and none moved: what one is to stand on is kept from when it is read until it is committed that it stands
+// there. f must be quick.
+func (b *Broker) Settled(f func()) {
+	b.moving.Lock()
+	defer b.moving.Unlock()
+	f()
+}
+
 // reset appends the record, with the time, and waits for its commit.
 func (b *Broker) reset(r *offset.Reset) error {
 	r.Time = b.o.Now().UnixNano()

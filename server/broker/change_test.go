@@ -22,6 +22,44 @@ import (
 	"github.com/jmqio/jmq/wire"
 )
 
+// TestSettled: while a group is made, or moved, nothing runs that relies on where groups stand: not until it is on the disk that it stands there.
+func TestSettled(t *testing.T) {
+	w := newWorld(t, Options{})
+	defer w.close()
+	w.topic("orders", 1)
+	if _, err := w.produce("orders", 0, batch(t, 10, 10)); err != nil {
+		t.Fatal(err)
+	}
+	syncs, settled := 0, 0
+	w.fs.SetBefore(func(op journaltest.Op) journaltest.Fault {
+		if op.Call == journaltest.SyncData {
+			syncs++
+			if w.broker.moving.TryLock() {
+				settled++
+				w.broker.moving.Unlock()
+			}
+		}
+		return journaltest.Fault{}
+	})
+	w.subscribe("orders", "pay", wire.StartBeginning)
+	if syncs == 0 || settled > 0 {
+		t.Errorf("a birth: settled at %d of %d syncs", settled, syncs)
+	}
+	syncs, settled = 0, 0
+	if _, err := w.broker.SeekGroup(as("a"), &wire.SeekGroupRequest{Topic: "orders", Group: "pay", To: uint32(wire.SeekStart)}); err != nil {
+		t.Fatal(err)
+	}
+	if syncs == 0 || settled > 0 {
+		t.Errorf("a move: settled at %d of %d syncs", settled, syncs)
+	}
+	w.fs.SetBefore(nil)
+	ran := false
+	w.broker.Settled(func() { ran = true })
+	if !ran {
+		t.Error("it did not run")
+	}
+}
+
 // TestSeeksAtOnce moves a group from many places at a time while its messages are given and acked: each move has a generation of
 // its own, and the group stands where the last one put it, or beyond by what was acked since.
 func TestSeeksAtOnce(t *testing.T) {

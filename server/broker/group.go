@@ -307,10 +307,12 @@ func startName(start uint32) string {
 func (b *Broker) bear(key birthKey, id offset.GroupID, t *store.Topic, policy offset.Policy, who *wire.Peer, start uint32, running *birth) error {
 	r := offset.Reset{Operation: offset.Birth, Time: b.o.Now().UnixNano(), Policy: policy, Namespace: key.group.namespace, Group: id, GroupName: key.group.name, Topic: key.topic, TopicName: t.Name,
 		Who: whoText(who), Why: "first subscription"}
+	b.moving.RLock() // until the birth is committed, or not
 	generation := b.offsets().BirthGeneration()
 	for p := range t.Partitions {
 		first, end, err := b.store.Bounds(partitionOf(t, p))
 		if err != nil {
+			b.moving.RUnlock()
 			return err
 		}
 		at := first
@@ -319,7 +321,8 @@ func (b *Broker) bear(key birthKey, id offset.GroupID, t *store.Topic, policy of
 		}
 		r.Starts = append(r.Starts, offset.Start{Partition: uint16(p), Generation: generation, Offset: at})
 	}
-	return b.store.AppendRecord(journal.KindOffsetReset, offset.AppendReset(nil, &r), func(err error) {
+	err := b.store.AppendRecord(journal.KindOffsetReset, offset.AppendReset(nil, &r), func(err error) {
+		b.moving.RUnlock()
 		if err != nil {
 			b.failedBy(err)
 		} else {
@@ -327,6 +330,10 @@ func (b *Broker) bear(key birthKey, id offset.GroupID, t *store.Topic, policy of
 		}
 		b.birthEnds(key, t, running, err)
 	})
+	if err != nil {
+		b.moving.RUnlock()
+	}
+	return err
 }
 
 func (b *Broker) birthEnds(key birthKey, t *store.Topic, running *birth, err error) {

@@ -53,6 +53,8 @@ func (b *Broker) seekGroup(ctx context.Context, r *wire.SeekGroupRequest) ([]*wi
 	if err != nil {
 		return nil, err
 	}
+	b.moving.RLock()
+	defer b.moving.RUnlock()
 	var rows []*wire.SeekPartition
 	record := offset.Reset{Operation: offset.Move, Namespace: who.Namespace, Group: q.Group, GroupName: r.Group, Topic: q.Topic, TopicName: t.Name, Who: whoText(who), Why: r.Reason}
 	for _, p := range partitions {

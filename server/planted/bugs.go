@@ -69,6 +69,7 @@ var Bugs = []Entry{
 	{"dedupe: repeat answered before the first is committed", "ok is said of what is not stored yet", "server/dedupe", "TestVerdicts", 1},
 	{"dedupe: only what was appended here", "a repeat after a restart or fail-over is stored again", "server/servertest", "C3", campaigns},
 	{"retention: slowest group of another partition", "messages go that a group has not consumed, where it is slow in one partition", "server/retention", "TestJudge", 1},
+	{"retention: groups that moved are not looked at again", "messages go that a group was moved back to", "server/retention", "TestMovedMeanwhile", 1},
 
 	{"listener: session leaves a goroutine", "each connection that ends leaves a goroutine", "scripts/chaos", "C11", 1},
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/jmqio/jmq/server/index"
 	"github.com/jmqio/jmq/server/store"
 )
 
@@ -124,6 +125,42 @@ func TestAbandonedGroups(t *testing.T) {
 		b.minute()
 		b.want(topic, 1)
 	})
+}
+
+// TestMovedMeanwhile: a group that is moved back, or made, after a pass has looked at where groups stand keeps what it has not consumed; where messages go
+// that are not consumed, they go all the same.
+func TestMovedMeanwhile(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		want  index.Index
+		first []index.Index // where the group stands before; nil: it is not there
+		s     store.Settings
+	}{
+		{"moved", 2, []index.Index{8}, store.Settings{}},
+		{"made", 2, nil, store.Settings{}},
+		{"discarded", 10, []index.Index{8}, store.Settings{DiscardUnconsumed: true}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t, 1000)
+			b.o.Age = time.Hour
+			topic := b.store.create("orders", 1, c.s)
+			if c.first != nil {
+				b.groups.set(topic, "pay", time.Now(), c.first...)
+			}
+			b.o.Settled = func(f func()) {
+				b.groups.set(topic, "pay", b.now(), 2)
+				f()
+			}
+			for range 10 {
+				b.store.produce(topic, 0, 100, time.Now())
+			}
+			time.Sleep(2 * time.Hour)
+			b.start()
+			defer b.keeper.Close()
+			b.minute()
+			b.want(topic, c.want)
+		})
+	}
 }
 
 // A clock that jumps by 10 years, ahead or behind, makes nothing go by age for a day of uptime and no group abandoned for 30, over

@@ -19,6 +19,9 @@ type Options struct {
 	Store store.Store
 	// Groups returns where the groups of a topic stand, each once. It may be called at any time.
 	Groups func(offset.Topic) []Group
+	// Settled runs f while no group is being made, or moved: none has read how far messages are kept, to stand there, and is not seen by Groups yet.
+	// nil: it runs it.
+	Settled func(f func())
 	// SetWritable is told when sends are to be refused, with a sentence that says why, and when they are taken again. Calls
 	// come one at a time, and only when something changed; before the first one sends are taken.
 	SetWritable func(ok bool, why string)
@@ -85,6 +88,9 @@ const (
 )
 
 func (o Options) withDefaults() Options {
+	if o.Settled == nil {
+		o.Settled = func(f func()) { f() }
+	}
 	if o.Every == 0 {
 		o.Every = 10 * time.Second
 	}

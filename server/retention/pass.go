@@ -301,18 +301,30 @@ func (k *Keeper) tellAbandoned(t *store.Topic, m *topicMemory, lost []Group, all
 	return out
 }
 
-// apply trims, and counts what went.
+// apply trims, and counts what went. A group that was made or moved back since the view was taken keeps what it has not consumed.
 func (k *Keeper) apply(v *topicView, trims []trim) error {
-	var errs []error
-	for _, t := range trims {
-		p := &v.ps[t.partition]
-		if err := k.o.Store.Trim(partitionOf(&v.topic, int(t.partition)), t.to); err != nil {
-			errs = appendFirst(errs, fmt.Errorf("trim partition %d of topic %s below %d: %w", t.partition, v.topic.Name, t.to, err))
-			continue
-		}
-		k.count(func(c *counters) { c.trimmed[t.why] += uint64(t.to - p.first) })
-		p.first = t.to
+	if len(trims) == 0 {
+		return nil
 	}
+	var errs []error
+	k.o.Settled(func() {
+		groups, _ := judge(k.o.Groups(topicKey(&v.topic)), k.seenSince(&v.topic, k.o.Now().Round(0)))
+		for _, t := range trims {
+			p := &v.ps[t.partition]
+			if _, ack := slowest(groups, t.partition); len(groups) > 0 && t.to <= p.floor && ack < t.to && !planted.Bug("retention: groups that moved are not looked at again") {
+				t.to = ack // only what all have consumed was to go
+			}
+			if t.to <= p.first {
+				continue
+			}
+			if err := k.o.Store.Trim(partitionOf(&v.topic, int(t.partition)), t.to); err != nil {
+				errs = appendFirst(errs, fmt.Errorf("trim partition %d of topic %s below %d: %w", t.partition, v.topic.Name, t.to, err))
+				continue
+			}
+			k.count(func(c *counters) { c.trimmed[t.why] += uint64(t.to - p.first) })
+			p.first = t.to
+		}
+	})
 	return errors.Join(errs...)
 }
 
