@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -37,6 +38,7 @@ type fakeBroker struct {
 		extends int               // requests
 		id      uint64            // of every topic
 		hints   int               // requests with the right one
+		again   int               // batches that were sent again, and known
 	}
 	// onProduce, if set, is called first and without the lock; an answer other than nil is given instead of storing.
 	onProduce   func(r *wire.ProduceRequest, done func(*wire.ProduceResponse, error)) (handled bool)
@@ -46,6 +48,8 @@ type fakeBroker struct {
 	// refuses is what every request is answered; nil: nothing.
 	refuses atomic.Pointer[wire.CodeError]
 	idle    atomic.Bool // fetches are answered that it stops
+	// repeats: a batch that it has is not stored again, as at a broker.
+	repeats bool
 	fetches atomic.Int64
 }
 
@@ -115,9 +119,12 @@ func (b *fakeBroker) merge(slave *fakeBroker, err *wire.CodeError) {
 }
 
 type fakeBatch struct {
+	topic     string
 	partition uint16
 	producer  [16]byte
 	sequence  uint64
+	first     uint64
+	stored    int64
 	messages  []wire.Message
 }
 
@@ -205,6 +212,14 @@ func (b *fakeBroker) store(r *wire.ProduceRequest) (*wire.ProduceResponse, error
 	}
 	p := ps[r.Partition]
 	out := &wire.ProduceResponse{FirstIndex: p.end, StoredNs: time.Now().UnixNano()}
+	if i := slices.IndexFunc(b.mu.batches, func(f fakeBatch) bool {
+		return f.topic == r.Topic && f.partition == r.Partition && f.producer == batch.Producer() && f.sequence == batch.Sequence()
+	}); b.repeats && i >= 0 && batch.Producer() != [16]byte{} {
+		out.FirstIndex, out.StoredNs = b.mu.batches[i].first, b.mu.batches[i].stored
+		b.mu.again++
+		b.mu.Unlock()
+		return out, nil
+	}
 	if v := uint64(len(ps)); r.RouteVersion != v || r.TopicID != b.mu.id {
 		out.RouteVersion, out.TopicID = v, b.mu.id
 	} else {
@@ -213,7 +228,7 @@ func (b *fakeBroker) store(r *wire.ProduceRequest) (*wire.ProduceResponse, error
 	batch.SetBroker(wire.BrokerFields{Partition: r.Partition, FirstIndex: p.end, StoredNs: out.StoredNs})
 	p.batches = append(p.batches, batch)
 	p.end += uint64(batch.Count())
-	f := fakeBatch{partition: r.Partition, producer: batch.Producer(), sequence: batch.Sequence()}
+	f := fakeBatch{topic: strings.Clone(r.Topic), partition: r.Partition, producer: batch.Producer(), sequence: batch.Sequence(), first: out.FirstIndex, stored: out.StoredNs}
 	var codec wire.Codec
 	raw, err := codec.Messages(batch, nil)
 	if err != nil {
