@@ -217,12 +217,14 @@ func TestFullCopy(t *testing.T) {
 		}
 		must(t, a.StartMaster(t.Context()))
 		payload := string(bytes.Repeat([]byte("x"), 10_000))
-		for range 200 {
-			send(t, a, payload, false)
-		}
-		must(t, a.Master.Trim(a.Master.Committed()/2))
-		if a.Master.Begin() == 0 {
-			t.Fatal("nothing was trimmed")
+		for n := 0; a.Master.Begin() == 0; n++ { // how large segments are depends on when they were prepared
+			if n == 20 {
+				t.Fatal("nothing was trimmed")
+			}
+			for range 200 {
+				send(t, a, payload, false)
+			}
+			must(t, a.Master.Trim(a.Master.Committed()/2))
 		}
 		must(t, b.StartSlave(t.Context()))
 		<-b.Slave.MustReopen()

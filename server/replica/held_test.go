@@ -99,14 +99,17 @@ func TestMasterBegin(t *testing.T) {
 		var last atomic.Pointer[told] // that b was told
 		b.MasterBegin = func(begin, committed journal.Position) { last.Store(&told{begin, committed}) }
 		pair(t, g, "b", "c")
-		for range 200 {
-			send(t, a, strings.Repeat("x", 1000), true)
-		}
-		trimmed := a.Master.Committed()
-		must(t, a.Master.Trim(trimmed))
-		begin := a.Master.Begin()
-		if begin == 0 {
-			t.Fatal("nothing was trimmed")
+		var trimmed, begin journal.Position
+		for n := 0; begin == 0; n++ { // how large segments are depends on when they were prepared
+			if n == 20 {
+				t.Fatal("nothing was trimmed")
+			}
+			for range 200 {
+				send(t, a, strings.Repeat("x", 1000), true)
+			}
+			trimmed = a.Master.Committed()
+			must(t, a.Master.Trim(trimmed))
+			begin = a.Master.Begin()
 		}
 		check := func() {
 			t.Helper()
