@@ -311,7 +311,8 @@ func (k *Keeper) apply(v *topicView, trims []trim) error {
 		groups, _ := judge(k.o.Groups(topicKey(&v.topic)), k.seenSince(&v.topic, k.o.Now().Round(0)))
 		for _, t := range trims {
 			p := &v.ps[t.partition]
-			if _, ack := slowest(groups, t.partition); len(groups) > 0 && t.to <= p.floor && ack < t.to && !planted.Bug("retention: groups that moved are not looked at again") {
+			if _, ack := slowest(groups, t.partition); len(groups) > 0 && t.to <= p.floor && ack < t.to &&
+				!planted.Bug("retention: groups that moved are not looked at again") && !planted.Bug("retention: beyond the slowest group") {
 				t.to = ack // only what all have consumed was to go
 			}
 			if t.to <= p.first {
