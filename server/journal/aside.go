@@ -79,7 +79,9 @@ func NoteResent(fsys vfs.FS, dir, name string, r Resent) error {
 	if err == nil {
 		err = fsys.Rename(path+".new", path)
 	}
-	if err == nil {
+	if err != nil {
+		_ = fsys.Remove(path + ".new") // only tidy: it is never read
+	} else {
 		err = syncDirAt(fsys, fsys.PathJoin(dir, divergedDir))
 	}
 	if err != nil {

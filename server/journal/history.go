@@ -120,7 +120,9 @@ func writeHistory(fsys vfs.FS, dir string, store [storeIDBytes]byte, h []EpochSt
 	if err == nil {
 		err = fsys.Rename(next, fsys.PathJoin(dir, epochsName))
 	}
-	if err == nil {
+	if err != nil {
+		_ = fsys.Remove(next) // only tidy: it is never read
+	} else {
 		err = syncDirAt(fsys, dir)
 	}
 	if err != nil {

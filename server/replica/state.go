@@ -333,6 +333,7 @@ func (x *slots) make(fsys vfs.FS, dir string, text []byte) error {
 		err = fsys.Rename(path+".new", path)
 	}
 	if err != nil {
+		_ = fsys.Remove(path + ".new") // only tidy: it is never read
 		return err
 	}
 	d, err := fsys.OpenDir(dir)

@@ -9,6 +9,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/jmqio/jmq/server/index"
+	"github.com/jmqio/jmq/server/journal/journaltest"
 	"github.com/jmqio/jmq/server/store"
 )
 
@@ -494,6 +495,24 @@ func TestOptions(t *testing.T) {
 		change(&o)
 		if _, err := Start(o); err == nil {
 			t.Errorf("%s: started", name)
+		}
+	}
+}
+
+// TestStateNotWritten: a write that fails leaves nothing beside the file.
+func TestStateNotWritten(t *testing.T) {
+	for _, call := range []journaltest.Call{journaltest.Write, journaltest.Sync, journaltest.Rename} {
+		fs := journaltest.New(nil)
+		fs.SetBefore(func(op journaltest.Op) journaltest.Fault {
+			if op.Call == call {
+				return journaltest.Fault{Err: journaltest.ErrInjected}
+			}
+			return journaltest.Fault{}
+		})
+		err := writeState(fs, "/state", state{Version: 1, Wall: 1})
+		left, listErr := fs.List("/")
+		if err == nil || listErr != nil || len(left) > 0 {
+			t.Errorf("%v fails: %v; %v is left, %v", call, err, left, listErr)
 		}
 	}
 }

@@ -79,10 +79,11 @@ func writeState(fs vfs.FS, name string, s state) (err error) {
 	if err == nil {
 		err = f.Sync()
 	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = fs.Rename(name+temporary, name)
 	}
-	if err := fs.Rename(name+temporary, name); err != nil {
+	if err != nil {
+		_ = fs.Remove(name + temporary) // only tidy: it is never read
 		return err
 	}
 	d, err := fs.OpenDir(fs.PathDir(name))

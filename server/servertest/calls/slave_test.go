@@ -215,12 +215,13 @@ func (s *slaveClones) followOn(clone vfs.FS, synced journal.Position) error {
 	if m := f.store.Metrics(); m.Holes != 0 || m.LostMessages != 0 {
 		return fmt.Errorf("the slave has %d holes, %d lost messages", m.Holes, m.LostMessages)
 	}
+	to := s.master.journal.Committed() // an idle master commits a no-op when it likes
 	if err := f.copy(s.master, 1<<30); err != nil {
 		return fmt.Errorf("follow on: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := f.store.WaitApplied(ctx, s.master.journal.Committed()); err != nil {
+	if err := f.store.WaitApplied(ctx, to); err != nil {
 		return fmt.Errorf("apply: %w", err)
 	}
 	return f.store.Close()
