@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
@@ -110,14 +109,7 @@ func (t *trial) window(ctx context.Context, seed uint64, lasts time.Duration) (r
 		t.leave()
 		t.rest(ctx)
 	}
-	if late, ok := errors.AsType[*lateError](err); ok {
-		t.problem("%v", late)
-		err = nil
-	}
-	if err != nil {
-		return row{}, err
-	}
-	return t.row(seed), nil
+	return t.outcome(seed, err)
 }
 
 // anyFault draws one of all kinds on processes, each kind as often as the others.

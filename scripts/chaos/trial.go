@@ -546,6 +546,11 @@ func (t *trial) run(ctx context.Context, seed uint64) (row, error) {
 	if err == nil {
 		err = t.drain(ctx)
 	}
+	return t.outcome(seed, err)
+}
+
+// outcome is the row of a schedule that ended with err. What was not well in time is something that it showed.
+func (t *trial) outcome(seed uint64, err error) (row, error) {
 	if late, ok := errors.AsType[*lateError](err); ok {
 		t.problem("%v", late)
 		err = nil

@@ -282,6 +282,24 @@ func TestFullCopy(t *testing.T) {
 	}, "a", "b")
 }
 
+// TestCatchUpSyncs: a slave that catches up does not leave what it writes to one large sync, for which all others on its disk would wait.
+func TestCatchUpSyncs(t *testing.T) {
+	inGroup(t, func(t *testing.T, g *replicatest.Group) {
+		g.Timing.SyncEvery = time.Hour
+		a, b := g.Nodes["a"], g.Nodes["b"]
+		must(t, a.StartMaster(t.Context()))
+		payload := string(bytes.Repeat([]byte("x"), 10_000))
+		for range 800 {
+			send(t, a, payload, false)
+		}
+		end := a.Master.Committed()
+		must(t, b.StartSlave(t.Context()))
+		g.Await(func() bool { return b.Slave.End() >= end/2 }, "b has half of it: %v", b.Slave.Status())
+		g.Await(func() bool { return b.Slave.Synced() > 0 }, "and has synced some of it: %v", b.Slave.Status())
+		caughtUp(g, a, b)
+	}, "a", "b")
+}
+
 // TestCheck: the comparison finds what differs, and both sides mend what the disk damaged from each other.
 func TestCheck(t *testing.T) {
 	inGroup(t, func(t *testing.T, g *replicatest.Group) {

@@ -79,8 +79,8 @@ func runClones(t *testing.T, seed uint64) *clones {
 	return c
 }
 
-// disk gives the broker another one.
-func (c *clones) disk(mem *vfs.MemFS) {
+// mount makes a disk the one that is used: after is called within each call, when it is done, and none succeeds once the machine is dead.
+func (c *clones) mount(mem *vfs.MemFS, after func(journaltest.Op)) {
 	c.fs = newDisk(c.t, mem, c.eager)
 	c.fs.SetBefore(func(journaltest.Op) journaltest.Fault {
 		if c.dead.Load() {
@@ -88,18 +88,28 @@ func (c *clones) disk(mem *vfs.MemFS) {
 		}
 		return journaltest.Fault{}
 	})
-	c.fs.SetAfter(c.after)
+	c.fs.SetAfter(after)
+}
+
+// disk gives the broker another one.
+func (c *clones) disk(mem *vfs.MemFS) {
+	c.mount(mem, c.after)
 	c.w.fs = c.fs
 	c.machine++
 }
 
-// live is one life of the broker.
-func (c *clones) live(way int) {
+// begin is that of a life, which ends in a way.
+func (c *clones) begin(way int) {
 	c.way, c.dieAt = way, 0
-	c.did = append(c.did, [...]string{"stop", "power", "kill"}[c.way])
-	if c.way != stopped {
+	c.did = append(c.did, [...]string{"stop", "power", "kill"}[way])
+	if way != stopped {
 		c.dieAt = c.ops + 1 + c.w.rng.IntN(150)
 	}
+}
+
+// live is one life of the broker.
+func (c *clones) live(way int) {
+	c.begin(way)
 	if err := c.w.open(c.name()); err != nil {
 		if !c.dead.Load() {
 			c.problems = append(c.problems, problem{other, fmt.Sprintf("open: %v", err)})

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -86,7 +85,7 @@ func runSlaveClones(t *testing.T, seed uint64) *clones {
 		t.Fatal(err)
 	}
 	s.master.create()
-	s.slaveDisk(nil)
+	s.mount(nil, s.afterSlave)
 	for n := range lives() - 1 {
 		way := stopped // the last one
 		if n < lives()-2 {
@@ -104,23 +103,8 @@ func runSlaveClones(t *testing.T, seed uint64) *clones {
 	return s.clones
 }
 
-func (s *slaveClones) slaveDisk(mem *vfs.MemFS) {
-	s.fs = newDisk(s.t, mem, s.eager)
-	s.fs.SetBefore(func(journaltest.Op) journaltest.Fault {
-		if s.dead.Load() {
-			return journaltest.Fault{Err: syscall.EIO}
-		}
-		return journaltest.Fault{}
-	})
-	s.fs.SetAfter(s.afterSlave)
-}
-
 func (s *slaveClones) liveAsSlave(way int) {
-	s.way, s.dieAt = way, 0
-	s.did = append(s.did, [...]string{"stop", "power", "kill"}[way])
-	if way != stopped {
-		s.dieAt = s.ops + 1 + s.w.rng.IntN(150)
-	}
+	s.begin(way)
 	f, err := s.w.shape.follow(s.fs)
 	if err == nil {
 		err = s.following(f)
@@ -132,7 +116,7 @@ func (s *slaveClones) liveAsSlave(way int) {
 		s.problems = append(s.problems, problem{other, fmt.Sprintf("slave: %v", err)})
 	}
 	if s.dead.Swap(false) && s.left != nil {
-		s.slaveDisk(s.left)
+		s.mount(s.left, s.afterSlave)
 		s.left = nil
 	}
 }
