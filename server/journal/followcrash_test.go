@@ -48,13 +48,13 @@ func streamOf(t testing.TB, j *Journal) stream {
 
 func (s *stream) end() Position { return Position(len(s.raw)) }
 
-// twoMasters returns what two masters hold: the same up to a position, and then each its own.
+// twoMasters returns what two masters hold, each in more than one segment: the same up to a position, and then each its own.
 func twoMasters(t testing.TB, rng *rand.Rand) (a, b stream, common Position) {
 	disk := vfs.NewCrashableMem()
 	s := sender{}
-	for range 3 {
+	for life := range int64(3) {
 		s.j = mustOpen(t, testOptions(disk))
-		for range 12 {
+		for n := 0; n < 12 || s.j.End() < Position((life+1)*segmentBytesFloor*2/5); n++ {
 			s.mustSend(t, 8+rng.IntN(100)+rng.IntN(2)*rng.IntN(9000), 20)
 		}
 		mustClose(t, s.j)
