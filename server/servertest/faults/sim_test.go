@@ -43,6 +43,8 @@ type mishap struct {
 	wide bool
 	// clock: nothing goes by its age for a day after it.
 	clock bool
+	// first: it happens while all is well, since elsewhere there may be no other copy.
+	first bool
 	// do says what happened; "": it could not be.
 	do func(s *simulation) string
 }
@@ -157,7 +159,7 @@ var mishaps = []mishap{
 		}
 		return "transfer"
 	}},
-	{name: "empty disk", do: func(s *simulation) string {
+	{name: "empty disk", first: true, do: func(s *simulation) string {
 		b := s.one()
 		if s.masterNow() == b || s.down[b] {
 			return ""
@@ -261,7 +263,7 @@ func (s *simulation) step() {
 	var chosen []mishap
 	for len(chosen) < n {
 		m := mishaps[s.rng.IntN(len(mishaps))]
-		if m.clock && !s.clocksGo {
+		if m.clock && !s.clocksGo || m.first && len(chosen) > 0 {
 			continue
 		}
 		chosen = append(chosen, m)
