@@ -304,6 +304,30 @@ func TestOutageIsLocal(t *testing.T) {
 	}
 }
 
+// What a slave gave in its master's epoch came before what the master gave later, though the slave's lease has the higher number.
+func TestLeasesOfSlaves(t *testing.T) {
+	give := func(lease uint64, at int64) []Event {
+		return []Event{
+			{Op: OpRecv, Proc: "c", Topic: "t", Group: "g", ID: "id", Hash: "h", Lease: lease, Epoch: 1, Call: at, Deadline: at + 50},
+			{Op: OpAck, Proc: "c", Topic: "t", Group: "g", Lease: lease, Call: at + 1, Return: at + 2, Result: OK},
+		}
+	}
+	sent := []Event{
+		{Op: OpSend, Proc: "p", Topic: "t", ID: "id", Hash: "h", Call: 1, Return: 2, Result: OK},
+		{Op: OpAway, Proc: "s", Reason: AwayUnmerged, Call: 5, Return: 25},
+	}
+	reset := []Event{{Op: OpReset, Topic: "t", Group: "g", Index: 0, Call: 30, Return: 31}}
+	for _, last := range []uint64{2, sideLease | 2} { // of the master, or of the slave, which has counted anew
+		history := slices.Concat(sent, give(sideLease|9, 10), reset, give(last, 40))
+		if r := checkEvents(t, history); !r.OK() || r.Duplicates[ReasonReset] != 1 {
+			t.Errorf("lease %d after a reset:\n%v", last, r)
+		}
+		if got, report := judge(slices.Concat(sent, give(sideLease|9, 10), give(last, 40))); !slices.Contains(got, "C3") {
+			t.Errorf("lease %d without one: %v\n%s", last, got, report)
+		}
+	}
+}
+
 // An ack that a slave took by itself counts at the master when the broker group is well again, at the latest; not if the group was moved meanwhile.
 func TestMergedInTime(t *testing.T) {
 	const side = sideLease | 1

@@ -200,6 +200,7 @@ type delivery struct {
 	deadline     int64
 	// since <= when the broker gave its lease <= granted, which is the call of its lease's first delivery.
 	since, granted int64
+	at             int64 // place of its lease among those of its epoch: see orderLeases
 }
 
 // Deliveries stand in the order of their leases, not of their calls: who lost its lease without knowing (the broker
@@ -209,11 +210,29 @@ func byLease(a, b delivery) int {
 	order := 0
 	switch {
 	case a.epoch != 0 && b.epoch != 0:
-		order = cmp.Or(cmp.Compare(a.epoch, b.epoch), cmp.Compare(a.lease, b.lease))
+		order = cmp.Or(cmp.Compare(a.epoch, b.epoch), cmp.Compare(a.at, b.at), cmp.Compare(a.lease, b.lease))
 	case a.deadline != 0 && b.deadline != 0:
 		order = cmp.Compare(a.deadline, b.deadline)
 	}
 	return cmp.Or(order, cmp.Compare(a.granted, b.granted), cmp.Compare(a.call, b.call), cmp.Compare(a.order, b.order))
+}
+
+// orderLeases: those of a master ascend as it gives them. A slave's begin anew each time that it serves, in the epoch of its master, and are no
+// lower than those: only time orders them among others.
+func (g *groupPartition) orderLeases() {
+	var masters []*delivery
+	for i := range g.deliveries {
+		d := &g.deliveries[i]
+		if d.at = d.granted; d.lease&sideLease == 0 && d.epoch != 0 {
+			masters = append(masters, d)
+		}
+	}
+	slices.SortFunc(masters, func(a, b *delivery) int { return cmp.Or(cmp.Compare(a.epoch, b.epoch), cmp.Compare(a.lease, b.lease)) })
+	for i, d := range masters {
+		if i > 0 && masters[i-1].epoch == d.epoch { // who notes it late does not make it a later one
+			d.at = max(d.at, masters[i-1].at)
+		}
+	}
 }
 
 func byIndex(a, b delivery) int {

@@ -116,7 +116,7 @@ type Event struct {
 	// not known.
 	Unknown int    `json:"unknown,omitempty"`
 	Hash    string `json:"hash,omitempty"`  // of the body
-	Lease   uint64 `json:"lease,omitempty"` // those of an epoch ascend as they are given
+	Lease   uint64 `json:"lease,omitempty"` // those of a master ascend within its epoch as they are given
 	Member  uint32 `json:"member,omitempty"`
 	// Granted, of a recv: when its lease was given, not later than the broker gave it; 0: not known, when its first message came.
 	Granted int64 `json:"granted,omitempty"`

@@ -44,6 +44,7 @@ func (c *Checker) Report() *Report {
 				d.since = d.granted
 			}
 		}
+		g.orderLeases()
 		slices.SortFunc(g.deliveries, byIndex)
 		slices.SortFunc(g.resets, func(a, b observation) int { return cmp.Compare(a.call, b.call) })
 	}
