@@ -299,7 +299,7 @@ func (x *replicas) history(ctx context.Context) (h replica.History, committed jo
 // decide says what the broker is to be. What must be remembered for that is on disk.
 func (x *replicas) decide(ctx context.Context) (d replica.Decision, met []replica.Met, err error) {
 	self, state := x.self(), x.state.Get()
-	row, md := x.answerable()
+	row, _ := x.answerable()
 	if row != nil && !reflect.DeepEqual(state.Hear(self, *row), state) {
 		if err := x.state.Update(func(s *replica.State) { *s = s.Hear(self, *row) }); err != nil {
 			return d, nil, err
@@ -307,8 +307,8 @@ func (x *replicas) decide(ctx context.Context) (d replica.Decision, met []replic
 		state = x.state.Get()
 	}
 	k := replica.Known{Self: self, State: state, Auto: x.auto(), Others: x.others(), Row: row}
-	if row != nil {
-		k.Told = x.told(md, *row)
+	if heard, ok := x.row(); ok && heard.Term == state.Granted && heard.Master.Broker == self.Broker {
+		k.Start, k.Told = heard.Start, x.told(heard)
 	}
 	if k.History, k.Committed, err = x.history(ctx); err != nil {
 		return d, nil, err
@@ -453,9 +453,11 @@ func (x *replicas) awaitRegistry() {
 }
 
 // told is what the registry knows to be committed, as far as it has said that for this row.
-func (x *replicas) told(md *metadata, row term.Row) journal.Position {
-	if t, committed := md.toldOf(x.group()); t == row.Term {
-		return journal.Position(max(row.Committed, committed))
+func (x *replicas) told(row term.Row) journal.Position {
+	if md := x.s.metadata.Load(); md != nil {
+		if t, committed := md.toldOf(x.group()); t == row.Term {
+			return journal.Position(max(row.Committed, committed))
+		}
 	}
 	return journal.Position(row.Committed)
 }

@@ -31,10 +31,13 @@ type Known struct {
 	Others    []string  // names of the other brokers of the broker group
 	Row       *term.Row // nil: the registry cannot be reached, or its metadata is of a generation in which nothing is answered yet
 	Met       []Met     // of the others: who has answered
-	// Told is the highest committed position that masters told the registry of, up to Row's term and since the last promotion by force; 0: not known.
-	Told journal.Position
-	Jump uint32 // by how much the own counter of starts is raised; 0: by 1
-	off  rule
+	// Told is the highest committed position that masters told the registry of, up to the granted term and since the last promotion by force, and Start
+	// the start of the last opening in that term that the registry heard of: as it has said at any time since the broker started. 0: not known. That the
+	// registry is away now makes neither untrue.
+	Told  journal.Position
+	Start uint32
+	Jump  uint32 // by how much the own counter of starts is raised; 0: by 1
+	off   rule
 }
 
 // Act is what a broker does.
@@ -138,7 +141,7 @@ func Decide(k Known) Decision {
 			}
 			// An operator chose between two journals of which each has what is committed and the other lacks.
 		}
-		if k.Row != nil && k.Told > k.History.End && !k.off.off(ruleToldStops) {
+		if k.Told > k.History.End && !k.off.off(ruleToldStops) {
 			return wait("%s. No broker that answers has what was acknowledged: one that has it must come, or an operator promote by force", k.short())
 		}
 		if isNew && !k.off.off(ruleNewStoreNewTerm) {
@@ -204,8 +207,8 @@ func (k Known) behind() (why string, isNew bool) {
 		switch {
 		case k.Row != nil && k.Row.Master.Store != k.Self.Store, grant.Store != k.Self.Store:
 			return "its store is new", true
-		case !k.off.off(ruleOldImage) && k.Row != nil && k.Row.Start > 0 && journal.MakeEpoch(k.Row.Term, k.Row.Start) > last:
-			return fmt.Sprintf("its journal ends in epoch %v, and the registry knows that it opened %d.%d: it is an older image", last, k.Row.Term, k.Row.Start), true
+		case !k.off.off(ruleOldImage) && k.Start > 0 && journal.MakeEpoch(k.State.Granted, k.Start) > last:
+			return fmt.Sprintf("its journal ends in epoch %v, and the registry knows that it opened %d.%d: it is an older image", last, k.State.Granted, k.Start), true
 		}
 		for _, m := range k.Met {
 			if theirs := m.History.Last(); !k.off.off(ruleOldImage) && theirs > last && theirs.Term() == k.State.Granted {
@@ -217,7 +220,7 @@ func (k Known) behind() (why string, isNew bool) {
 		return "it was named before it lost what was not on its disk, and has not opened since", false
 	}
 	if !k.off.off(ruleStoreIDs) {
-		if k.Row != nil && k.Told > k.History.End && !k.off.off(ruleOldImage) {
+		if k.Told > k.History.End && !k.off.off(ruleOldImage) {
 			return k.short(), false
 		}
 		for _, m := range k.Met {

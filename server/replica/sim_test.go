@@ -495,7 +495,10 @@ func (n *simNode) ended() {
 func (n *simNode) known() Known {
 	k := Known{Self: n.self(), State: n.disk.state, Fresh: len(n.disk.records) == 0, History: n.disk.history(), Committed: n.committed(), Auto: n.w.auto, off: n.w.off}
 	if n.row != nil && n.w.now.Sub(n.rowAt) < time.Second {
-		k.Row, k.Told = n.row, n.told
+		k.Row = n.row
+	}
+	if n.row != nil && n.row.Term == k.State.Granted && n.row.Master.Broker == n.name {
+		k.Start, k.Told = n.row.Start, n.told
 	}
 	if n.w.rand != nil { // another one for each opening
 		k.Jump = 1 + uint32(n.w.ids)%startJump
